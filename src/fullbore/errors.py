@@ -1,0 +1,87 @@
+"""Every error that Fullbore raises on purpose, drawn as a tree.
+
+    FullboreError
+    ├── NotationError     an action, schedule text or CSV that does not parse (names line and column)
+    ├── ScheduleError     no such schedule: P, v, M or G break a rule (names the nearest legal values)
+    ├── VerificationError a schedule breaks a law (carries the violations)
+    ├── CostsError        a costs file that is not one (names the key)
+    ├── ConfigError       flags or a configuration file that contradict each other
+    ├── ModelError        a model that cannot be read, or cannot be cut into stages
+    ├── DataError         training text that cannot be read
+    ├── CheckpointError   a checkpoint that cannot be written or read
+    └── PipelineError     a step failed at run time
+        └── RankError     ... on a named rank, in a named action
+
+Each message says what is wrong and what to do about it. The command line prints it without
+a traceback and exits with status 2 (1 where a check was asked for and failed).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "CostsError",
+    "DataError",
+    "FullboreError",
+    "ModelError",
+    "NotationError",
+    "PipelineError",
+    "RankError",
+    "ScheduleError",
+    "VerificationError",
+]
+
+
+class FullboreError(Exception):
+    """The root: catch this to catch everything that Fullbore raises on purpose."""
+
+
+class NotationError(FullboreError):
+    """Text that is not an action or a schedule in PyTorch's notation."""
+
+
+class ScheduleError(FullboreError):
+    """No schedule exists for these P, v, M and G; the message names the nearest legal values."""
+
+
+class VerificationError(FullboreError):
+    """A schedule breaks a law; the message lists the violations, one a line."""
+
+
+class CostsError(FullboreError):
+    """A costs file with an unknown, missing or impossible value."""
+
+
+class ConfigError(FullboreError):
+    """Flags or configuration values that are wrong by themselves or together."""
+
+
+class ModelError(FullboreError):
+    """A model that cannot be read, or whose structure cannot be cut into stages."""
+
+
+class DataError(FullboreError):
+    """Training text that cannot be read, or is too short for one batch."""
+
+
+class CheckpointError(FullboreError):
+    """A checkpoint that cannot be written, found or read."""
+
+
+class PipelineError(FullboreError):
+    """A pipeline step that could not be carried out."""
+
+
+class RankError(PipelineError):
+    """A step that failed because of one rank.
+
+    `rank` is the pipeline rank where the failure began and `action` what it was doing (both None
+    where nobody could tell); `cause` is the original error as text.
+    """
+
+    def __init__(self, *, rank: int | None, action: str | None, cause: str) -> None:
+        self.rank, self.action, self.cause = rank, action, cause
+        who = "a rank" if rank is None else f"rank {rank}"
+        doing = "" if action is None else f" in {action}"
+        super().__init__(f"{who} failed{doing}: {cause}")

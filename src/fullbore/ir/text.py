@@ -1,0 +1,99 @@
+"""Schedules as text: PyTorch's CSV, a row a rank, one action a cell, both ways.
+
+Empty cells are PyTorch's idle slots and carry no meaning here. Cells that only steer PyTorch's
+FSDP (`0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`) are accepted and dropped, since Fullbore decides
+those itself; a pair `(0F1;3B0)OVERLAP_F_B` is read as its members, in order.
+"""
+
+from __future__ import annotations
+
+import re
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from fullbore.errors import NotationError
+from fullbore.ir.action import COMPUTE_KINDS, Action
+from fullbore.ir.placement import Placement
+from fullbore.ir.schedule import Program, Schedule
+
+__all__ = ["from_text", "read_text", "to_text"]
+
+_SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
+_OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+
+
+def to_text(schedule: Schedule) -> str:
+    """The schedule as PyTorch's CSV: what its `_load_csv` reads."""
+    return "".join(",".join(map(str, program)) + "\r\n" for program in schedule.programs)
+
+
+def read_text(path: str | PathLike[str]) -> str:
+    """The text of a schedule file; NotationError where it cannot be read as text."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotationError(f"cannot read {path}: {error}") from error
+
+
+def from_text(text: str, *, name: str = "csv") -> Schedule:
+    """Read PyTorch's CSV; placement and M are what the cells say.
+
+    Raises NotationError naming line and column (both 1-based, the column counted in cells).
+    """
+    rows = [line for line in text.lstrip("\ufeff").splitlines()]
+    while rows and not rows[-1].strip(" ,"):
+        rows.pop()
+    if not rows:
+        raise NotationError("the schedule is empty: write one row of actions a rank")
+    programs = tuple(Program.of(_row(line, number)) for number, line in enumerate(rows, start=1))
+    return _assemble(programs, name)
+
+
+def _row(line: str, number: int) -> list[Action]:
+    actions: list[Action] = []
+    for column, cell in enumerate(line.split(","), start=1):
+        try:
+            actions.extend(_cell(cell.strip().strip('"')))
+        except NotationError as error:
+            raise NotationError(f"line {number}, column {column}: {error}") from None
+    if not actions:
+        raise NotationError(f"line {number}: rank {number - 1} has no action")
+    return actions
+
+
+def _cell(cell: str) -> list[Action]:
+    if not cell or _SHARDING.fullmatch(cell):
+        return []
+    pair = _OVERLAP.fullmatch(cell)
+    return [Action.parse(part) for part in (pair.group(1).split(";") if pair else [cell])]
+
+
+def _assemble(programs: tuple[Program, ...], name: str) -> Schedule:
+    """Infer placement and M, refusing gaps before anything is allocated for them."""
+    for what, column in (("stage", "stage"), ("microbatch", "microbatch")):
+        present = np.unique(np.concatenate([getattr(program, column) for program in programs]))
+        if len(present) != present[-1] + 1:
+            gap = int(np.flatnonzero(present != np.arange(len(present)))[0])
+            raise NotationError(f"{what} {gap} appears nowhere, but {what} {present[-1]} does")
+    return Schedule(
+        name=name,
+        microbatches=int(max(program.microbatch.max() for program in programs)) + 1,
+        placement=_infer_placement(programs),
+        programs=programs,
+    )
+
+
+def _infer_placement(programs: tuple[Program, ...]) -> Placement:
+    """Each stage belongs to the rank with most of its compute actions (the laws judge the rest)."""
+    stages = int(max(program.stage.max() for program in programs)) + 1
+    counts = np.zeros((len(programs), stages), dtype=np.int64)
+    for rank, program in enumerate(programs):
+        computes = np.isin(program.kind, COMPUTE_KINDS)
+        counts[rank] = np.bincount(program.stage[computes], minlength=stages)
+    owners = counts.argmax(axis=0)
+    for rank in range(len(programs)):
+        if rank not in owners:
+            raise NotationError(f"line {rank + 1}: rank {rank} computes no stage of its own")
+    return Placement(stage_to_rank=tuple(int(owner) for owner in owners))
