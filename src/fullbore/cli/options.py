@@ -1,0 +1,138 @@
+"""The options that several commands share; flags have Megatron's names, with short aliases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "BackwardSeconds",
+    "CostsFile",
+    "ForwardSeconds",
+    "GroupSize",
+    "HopSeconds",
+    "InputGradSeconds",
+    "JsonFlag",
+    "Microbatches",
+    "OverlapFlag",
+    "Ranks",
+    "ScheduleName",
+    "VirtualStages",
+    "WeightGradSeconds",
+]
+
+_COSTS = "Costs (seconds of one stage and one microbatch; a rank of v stages takes v times that)"
+
+ScheduleName = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCHEDULE",
+        help="A name that `fullbore schedules` lists, or a CSV file in PyTorch's format.",
+        show_default=False,
+    ),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        "--pipeline-model-parallel-size",
+        "-p",
+        metavar="P",
+        help="Pipeline ranks; a CSV file says them itself.",
+    ),
+]
+Microbatches = Annotated[
+    int | None,
+    typer.Option(
+        "--num-microbatches",
+        "-m",
+        metavar="M",
+        help="Microbatches a step; a CSV file says them itself.",
+    ),
+]
+VirtualStages = Annotated[
+    int | None,
+    typer.Option(
+        "--num-virtual-stages-per-pipeline-rank",
+        "--virtual-stages",
+        "-v",
+        metavar="V",
+        help="Stages a rank, for interleaved and looped schedules.",
+    ),
+]
+GroupSize = Annotated[
+    int | None,
+    typer.Option(
+        "--microbatch-group-size-per-virtual-pipeline-stage",
+        "-g",
+        metavar="G",
+        help="Microbatches that a stage of an interleaved schedule takes in a row (P if not given).",
+    ),
+]
+ForwardSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--forward-s",
+        metavar="S",
+        help="Forward, 1 if not given.",
+        rich_help_panel=_COSTS,
+    ),
+]
+BackwardSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--backward-s",
+        metavar="S",
+        help="Whole backward, 2 if not given.",
+        rich_help_panel=_COSTS,
+    ),
+]
+InputGradSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--input-grad-s",
+        metavar="S",
+        help="Input-gradient half of the backward; instead of --backward-s.",
+        rich_help_panel=_COSTS,
+    ),
+]
+WeightGradSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--weight-grad-s",
+        metavar="S",
+        help="Weight-gradient half of the backward; instead of --backward-s.",
+        rich_help_panel=_COSTS,
+    ),
+]
+HopSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--hop-s",
+        metavar="S",
+        help="Latency of a message between two ranks, 0 if not given.",
+        rich_help_panel=_COSTS,
+    ),
+]
+CostsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--costs",
+        metavar="FILE",
+        help="A JSON file with the costs of each stage, instead of the flags above.",
+        rich_help_panel=_COSTS,
+    ),
+]
+OverlapFlag = Annotated[
+    bool,
+    typer.Option(
+        "--overlap/--no-overlap",
+        help="Whether ranks compute while their messages travel.",
+        rich_help_panel=_COSTS,
+    ),
+]
+JsonFlag = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON with documented keys (docs/json.md) and nothing else."),
+]
