@@ -1,0 +1,32 @@
+"""What all tests share: quick ones first, and a browser that is there, or missing for a true reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+from hypothesis import settings
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+# Machines differ in speed; pytest-timeout bounds a test that hangs.
+settings.register_profile("fullbore", deadline=None, print_blob=True)
+settings.load_profile("fullbore")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the quick tests before the slow ones, each in their own order."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(scope="session")
+def browser_path() -> str:
+    """The path of a Chromium. Without one the test skips; in CI (CI=true) it fails."""
+    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if found is None:
+        reason = f"no browser: none of {', '.join(_BROWSERS)} is on the PATH"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
