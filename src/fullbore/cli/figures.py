@@ -1,0 +1,53 @@
+"""How figures read on the terminal; each bubble is printed with its definition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fullbore.cli.prediction import Prediction
+
+__all__ = ["headline", "percent", "seconds", "totals"]
+
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def seconds(value_s: float) -> str:
+    """A time to four digits, in the unit that suits: `1.5 ms`; what rounding left over is 0."""
+    if abs(value_s) < 1e-12:
+        return "0 s"
+    symbol, size = next((unit for unit in _UNITS if abs(value_s) >= unit[1]), _UNITS[-1])
+    digits = value_s / size
+    return f"{digits:.4g} {symbol}" if abs(digits) < 10_000 else f"{digits:.0f} {symbol}"
+
+
+def percent(share: float) -> str:
+    """A share as `27.3 %`."""
+    return f"{share * 100:.1f} %"
+
+
+def headline(prediction: Prediction) -> str:
+    """Which schedule, at which size."""
+    schedule = prediction.schedule
+    stages = f" × {schedule.virtual_stages} stages" if schedule.virtual_stages > 1 else ""
+    overlap = "" if prediction.overlap else ", communication not overlapped"
+    return (
+        f"{schedule.name}: {schedule.ranks} ranks{stages}, "
+        f"{schedule.microbatches} microbatches{overlap}"
+    )
+
+
+def totals(prediction: Prediction) -> list[str]:
+    """Makespan, the three bubbles with their definitions, and the worst peak."""
+    summary, schedule = prediction.summary, prediction.schedule
+    peak = max(summary.peak_activations)
+    worst = summary.peak_activations.index(peak)
+    return [
+        f"makespan          {seconds(summary.makespan_s)}",
+        f"bubble fraction   {percent(summary.bubble_fraction)}   idle / (ranks × makespan)",
+        f"bubble overhead   {percent(summary.bubble_overhead)}   idle / busy",
+        f"span fraction     {percent(summary.span_bubble_fraction)}   "
+        "idle / (ranks × longest span of one rank, its first start to its last end)",
+        f"peak activations  {peak:.4g} microbatches × 1/{schedule.ranks} of the model, "
+        f"on rank {worst}",
+    ]

@@ -1,0 +1,114 @@
+"""From options to values: which schedule is meant, and what its actions cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fullbore.errors import ConfigError, ScheduleError
+
+if TYPE_CHECKING:
+    from fullbore.cost import Costs
+    from fullbore.ir import Schedule
+
+__all__ = ["CostsSource", "Shape", "read_costs", "read_schedule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """P, M, v and G as they were typed; None where they were not."""
+
+    ranks: int | None
+    microbatches: int | None
+    virtual_stages: int | None
+    group_size: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostsSource:
+    """Where the costs come from, as it was typed: a file, or seconds of one stage and microbatch."""
+
+    file: Path | None
+    forward_s: float | None
+    backward_s: float | None
+    input_grad_s: float | None
+    weight_grad_s: float | None
+    hop_s: float | None
+
+    def typed(self) -> dict[str, float]:
+        """The seconds that were typed, by the names that `Costs.uniform` gives them."""
+        seconds = {
+            "forward_s": self.forward_s,
+            "backward_s": self.backward_s,
+            "input_grad_s": self.input_grad_s,
+            "weight_grad_s": self.weight_grad_s,
+            "hop_s": self.hop_s,
+        }
+        return {name: value for name, value in seconds.items() if value is not None}
+
+
+def read_schedule(name: str, shape: Shape) -> Schedule:
+    """The schedule of that name, or the one in that CSV file, which must then be runnable.
+
+    Raises ScheduleError, NotationError or VerificationError.
+    """
+    if _is_file(name):
+        return _read_file(name, shape)
+    from fullbore.schedules import FAMILIES, build
+
+    if all(family.name != name for family in FAMILIES):
+        known = ", ".join(family.name for family in FAMILIES)
+        raise ScheduleError(f"no schedule or CSV file is called {name!r}: choose one of {known}")
+    if shape.ranks is None or shape.microbatches is None:
+        raise ConfigError(f"{name} needs -p (pipeline ranks) and -m (microbatches)")
+    return build(
+        name,
+        ranks=shape.ranks,
+        microbatches=shape.microbatches,
+        virtual_stages=shape.virtual_stages,
+        microbatch_group_size=shape.group_size,
+    )
+
+
+def _is_file(name: str) -> bool:
+    return name.lower().endswith(".csv") or Path(name).is_file()
+
+
+def _read_file(name: str, shape: Shape) -> Schedule:
+    from fullbore.ir import Schedule
+    from fullbore.verify import check
+
+    schedule = Schedule.from_csv(name)
+    _refuse_contradictions(schedule, shape, name)
+    check(schedule)
+    return schedule
+
+
+def _refuse_contradictions(schedule: Schedule, shape: Shape, file: str) -> None:
+    """A file says P, M and v itself; flags may repeat them, never change them."""
+    for flag, typed, true in (
+        ("-p", shape.ranks, schedule.ranks),
+        ("-m", shape.microbatches, schedule.microbatches),
+        ("-v", shape.virtual_stages, schedule.virtual_stages),
+        ("-g", shape.group_size, None),
+    ):
+        if typed is not None and typed != true:
+            remedy = "leave it out" if true is None else f"write {true}, or leave it out"
+            raise ConfigError(f"{flag} {typed} does not fit {file}: {remedy}")
+
+
+def read_costs(source: CostsSource, *, stages: int) -> Costs:
+    """The costs of `stages` stages, from a costs file or from flags.
+
+    Raises CostsError, and ConfigError where both say it.
+    """
+    from fullbore.cost import Costs
+
+    typed = source.typed()
+    if source.file is None:
+        return Costs.uniform(stages=stages, **typed)
+    if typed:
+        flags = ", ".join("--" + name.replace("_", "-") for name in typed)
+        raise ConfigError(f"--costs {source.file} already says the costs: leave {flags} out")
+    return Costs.load(source.file)

@@ -1,0 +1,103 @@
+"""A schedule, its costs and what the simulator says of them: what show and simulate share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fullbore.cli.inputs import CostsSource, Shape, read_costs, read_schedule
+
+if TYPE_CHECKING:
+    from fullbore.cost import Costs
+    from fullbore.ir import Schedule
+    from fullbore.timeline import Curve, Summary, Timeline
+
+__all__ = ["Prediction", "describe", "memory_curves", "predict", "spans"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One schedule, simulated."""
+
+    schedule: Schedule
+    costs: Costs
+    overlap: bool
+    timeline: Timeline
+    summary: Summary
+
+
+def predict(name: str, shape: Shape, costs_source: CostsSource, *, overlap: bool) -> Prediction:
+    """Read or build the schedule, and simulate it; raises FullboreError for bad input."""
+    from fullbore.sim import simulate
+    from fullbore.timeline import summarize
+
+    schedule = read_schedule(name, shape)
+    costs = read_costs(costs_source, stages=schedule.stages)
+    timeline = simulate(schedule, costs, overlap=overlap)
+    return Prediction(
+        schedule=schedule,
+        costs=costs,
+        overlap=overlap,
+        timeline=timeline,
+        summary=summarize(timeline, schedule),
+    )
+
+
+def memory_curves(prediction: Prediction) -> tuple[Curve, ...] | None:
+    """Activation bytes over time, a curve a rank; None where the costs do not say the bytes."""
+    from fullbore.timeline import live_curves
+
+    held, after_input_grad = [], []
+    for stage in prediction.costs.stages:
+        if stage.activation_bytes is None:
+            return None
+        held.append(stage.activation_bytes)
+        kept = stage.input_grad_held_bytes
+        after_input_grad.append(stage.activation_bytes if kept is None else kept)
+    return live_curves(
+        prediction.timeline,
+        prediction.schedule,
+        held_after_forward=held,
+        held_after_input_grad=after_input_grad,
+    )
+
+
+def describe(prediction: Prediction) -> dict[str, object]:
+    """The keys that every JSON document about a simulated schedule has; see docs/json.md."""
+    schedule, summary = prediction.schedule, prediction.summary
+    curves = memory_curves(prediction)
+    return {
+        "schedule": schedule.name,
+        "ranks": schedule.ranks,
+        "virtual_stages": schedule.virtual_stages,
+        "stages": schedule.stages,
+        "microbatches": schedule.microbatches,
+        "stage_to_rank": list(schedule.placement.stage_to_rank),
+        "overlap": prediction.overlap,
+        "makespan_s": summary.makespan_s,
+        "bubble_fraction": summary.bubble_fraction,
+        "bubble_overhead": summary.bubble_overhead,
+        "span_bubble_fraction": summary.span_bubble_fraction,
+        "peak_activations": list(summary.peak_activations),
+        "peak_activation_bytes": None if curves is None else [curve.peak for curve in curves],
+        "busy_s": list(summary.busy_s),
+        "idle_s": list(summary.idle_s),
+        "warmup_idle_s": list(summary.warmup_idle_s),
+        "steady_idle_s": list(summary.steady_idle_s),
+        "cooldown_idle_s": list(summary.cooldown_idle_s),
+        "imbalance_s": list(summary.imbalance_s),
+    }
+
+
+def spans(timeline: Timeline, chosen: list[int] | None = None) -> list[dict[str, object]]:
+    """Spans as JSON: all of them, or those at the chosen indices."""
+    listed = list(timeline)
+    return [
+        {
+            "rank": span.rank,
+            "action": str(span.action),
+            "start_s": span.start_s,
+            "end_s": span.end_s,
+        }
+        for span in (listed if chosen is None else (listed[index] for index in chosen))
+    ]

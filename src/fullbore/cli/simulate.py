@@ -1,0 +1,133 @@
+"""`fullbore simulate`: what a schedule would cost, in numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fullbore.cli.inputs import CostsSource, Shape
+from fullbore.cli.options import (
+    BackwardSeconds,
+    CostsFile,
+    ForwardSeconds,
+    GroupSize,
+    HopSeconds,
+    InputGradSeconds,
+    JsonFlag,
+    Microbatches,
+    OverlapFlag,
+    Ranks,
+    ScheduleName,
+    VirtualStages,
+    WeightGradSeconds,
+)
+
+if TYPE_CHECKING:
+    from fullbore.cli.prediction import Prediction
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    schedule: ScheduleName,
+    *,
+    ranks: Ranks = None,
+    microbatches: Microbatches = None,
+    virtual_stages: VirtualStages = None,
+    group_size: GroupSize = None,
+    forward_s: ForwardSeconds = None,
+    backward_s: BackwardSeconds = None,
+    input_grad_s: InputGradSeconds = None,
+    weight_grad_s: WeightGradSeconds = None,
+    hop_s: HopSeconds = None,
+    costs: CostsFile = None,
+    overlap: OverlapFlag = True,
+    as_json: JsonFlag = False,
+) -> None:
+    """Predict makespan, bubble, idle time and activation memory of a schedule.
+
+    All seconds are those of one stage and one microbatch. To compare one model under different v,
+    divide the seconds of a whole rank by v: 1F1B with --forward-s 1 --backward-s 2 does the work
+    of interleaved -v 2 with --forward-s 0.5 --backward-s 1.
+    """
+    from fullbore.cli.output import print_json
+    from fullbore.cli.prediction import describe, predict, spans
+    from fullbore.timeline import critical_path
+
+    prediction = predict(
+        schedule,
+        Shape(
+            ranks=ranks,
+            microbatches=microbatches,
+            virtual_stages=virtual_stages,
+            group_size=group_size,
+        ),
+        CostsSource(
+            file=costs,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            input_grad_s=input_grad_s,
+            weight_grad_s=weight_grad_s,
+            hop_s=hop_s,
+        ),
+        overlap=overlap,
+    )
+    path = critical_path(prediction.timeline, prediction.schedule)
+    if as_json:
+        print_json({**describe(prediction), "critical_path": spans(prediction.timeline, path)})
+    else:
+        _print(prediction, path)
+
+
+def _print(prediction: Prediction, path: list[int]) -> None:
+    from fullbore.cli.figures import headline, totals
+    from fullbore.cli.output import console, table
+
+    screen = console()
+    screen.print(headline(prediction), style="bold")
+    screen.print(table(_RANK_COLUMNS, _rank_rows(prediction)))
+    for line in totals(prediction):
+        screen.print(line)
+    screen.print(_critical(prediction, path))
+
+
+_RANK_COLUMNS = (
+    "rank",
+    "busy",
+    "idle",
+    "warm-up",
+    "steady",
+    "cool-down",
+    "imbalance",
+    "peak activations",
+)
+
+
+def _rank_rows(prediction: Prediction) -> list[list[str]]:
+    from fullbore.cli.figures import seconds
+
+    summary = prediction.summary
+    columns = (
+        summary.busy_s,
+        summary.idle_s,
+        summary.warmup_idle_s,
+        summary.steady_idle_s,
+        summary.cooldown_idle_s,
+        summary.imbalance_s,
+    )
+    return [
+        [str(rank), *map(seconds, times), f"{summary.peak_activations[rank]:.4g}"]
+        for rank, times in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def _critical(prediction: Prediction, path: list[int]) -> str:
+    from fullbore.cli.figures import seconds
+
+    timeline = prediction.timeline
+    computes = [index for index in path if timeline.is_compute[index]]
+    busy_s = float((timeline.end_s[computes] - timeline.start_s[computes]).sum())
+    rest_s = prediction.summary.makespan_s - busy_s
+    return (
+        f"critical path     {len(computes)} compute actions take {seconds(busy_s)}; "
+        f"{seconds(rest_s)} between them is communication and host time"
+    )
