@@ -1,0 +1,5 @@
+"""The simulator: schedule and costs in, timeline out."""
+
+from fullbore.sim.simulate import simulate
+
+__all__ = ["simulate"]

@@ -1,0 +1,7 @@
+"""What happened when, simulated or measured, and the figures that follow from it."""
+
+from fullbore.timeline.live import Curve, live_curves
+from fullbore.timeline.metrics import Summary, summarize
+from fullbore.timeline.timeline import Span, Timeline
+
+__all__ = ["Curve", "Span", "Summary", "Timeline", "live_curves", "summarize"]

@@ -1,0 +1,154 @@
+"""What a schedule would take: a Timeline from programs and costs.
+
+Each rank runs its program in order. A compute action starts when its rank is free, its input is
+there and `overhead_s` has passed; a message enters its link when it is made and the link is free,
+keeps the link for message_bytes / bandwidth, and arrives `hop_s` later. With overlap, sending
+costs the rank nothing; without, the rank stands still until its message has arrived.
+Compute-only schedules have their messages implied, and give the same times and the same spans as
+with sends and receives written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from fullbore.cost import Costs
+from fullbore.errors import CostsError, VerificationError
+from fullbore.ir import Dependencies, FlatSchedule, Kind, Schedule, dependencies
+from fullbore.sim.kernel import run_programs
+from fullbore.sim.spans import Problem, Times, lay_out
+from fullbore.timeline import Timeline
+
+__all__ = ["simulate"]
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+COMPILE_FROM_ACTIONS = 20_000
+"""From here on numba pays for its import; below, the kernel runs as plain Python."""
+
+
+def simulate(schedule: Schedule, costs: Costs, *, overlap: bool = True) -> Timeline:
+    """Predict when each action of a schedule runs and when each message travels.
+
+    Returns a Timeline with a span for every compute action and every SEND and RECV, in the order
+    in which each rank runs them. A SEND span ends when the message has left (without overlap:
+    when it has arrived); a RECV span is the wait for a message, of no length if it was there.
+    Raises CostsError where `costs` do not fit the schedule, VerificationError where it cannot run.
+    """
+    problem = _state(schedule, costs)
+    times = _run(schedule, problem, costs, blocking=not overlap)
+    return lay_out(schedule, problem, times, overlap=overlap)
+
+
+def _state(schedule: Schedule, costs: Costs) -> Problem:
+    flat = schedule.flat()
+    deps = dependencies(schedule)
+    _refuse_gaps(flat, deps, schedule.stages)
+    remote = np.flatnonzero(deps.value >= 0)
+    remote = remote[flat.rank[remote] != flat.rank[deps.value[remote]]]
+    reader = np.full(len(flat.kind), -1, dtype=np.int64)
+    reader[deps.value[remote]] = flat.rank[remote]
+    pair = np.where(reader >= 0, flat.rank * np.int64(schedule.ranks) + reader, -1)
+    pairs, link = np.unique(pair, return_inverse=True)
+    return Problem(
+        flat=flat,
+        provider=deps.value,
+        reader=reader,
+        link=np.where(reader >= 0, link, -1),
+        links=len(pairs),
+        duration_s=_durations(schedule, flat, costs),
+        lead_s=np.where(flat.kind < Kind.SEND_F, costs.overhead_s, 0.0),
+    )
+
+
+def _refuse_gaps(flat: FlatSchedule, deps: Dependencies, stages: int) -> None:
+    """Stop at an action whose input nobody makes, or that stands before what it needs."""
+    kind, stage = flat.kind, flat.stage
+    backward = (kind == Kind.B) | (kind == Kind.I)
+    needs_value = (kind >= Kind.SEND_F) | ((kind == Kind.F) & (stage > 0))
+    needs_value |= backward & (stage < stages - 1)
+    needs_stored = backward | (kind == Kind.W)
+    late = needs_stored & (deps.stored >= np.arange(len(kind)))
+    wrong = (needs_value & (deps.value < 0)) | (needs_stored & (deps.stored < 0)) | late
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        raise VerificationError(
+            f"rank {flat.rank[index]} cannot run {flat.action(index)}: what it needs is "
+            f"{'done only after it' if late[index] else 'never made'}; verify the schedule for "
+            "the full list of what is wrong"
+        )
+
+
+def _durations(schedule: Schedule, flat: FlatSchedule, costs: Costs) -> Floats:
+    """Seconds of each action [N]; communication takes the rank no time of its own."""
+    if len(costs.stages) != schedule.stages:
+        raise CostsError(
+            f"the costs describe {len(costs.stages)} stages, the schedule has {schedule.stages}: "
+            "give one entry a stage"
+        )
+    if schedule.splits_backward and not all(stage.is_split for stage in costs.stages):
+        raise CostsError(
+            f"{schedule.name} splits the backward: give input_grad_s and weight_grad_s a stage"
+        )
+    table = np.zeros((len(Kind), schedule.stages))
+    table[Kind.F] = [stage.forward_s for stage in costs.stages]
+    table[Kind.B] = [stage.backward_s for stage in costs.stages]
+    table[Kind.I] = [stage.input_grad_s or 0.0 for stage in costs.stages]
+    table[Kind.W] = [stage.weight_grad_s or 0.0 for stage in costs.stages]
+    return np.asarray(table[flat.kind, flat.stage])
+
+
+def _run(schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool) -> Times:
+    """Run the kernel, compiled where the schedule is large, and refuse a deadlock."""
+    actions, ranks = len(problem.provider), schedule.ranks
+    arrays = {
+        "offsets": problem.flat.offsets,
+        "provider": problem.provider,
+        "reader": problem.reader,
+        "link": problem.link,
+        "duration_s": problem.duration_s,
+        "lead_s": problem.lead_s,
+        "reached_s": np.zeros(actions),
+        "start_s": np.zeros(actions),
+        "end_s": np.zeros(actions),
+        "left_s": np.zeros(actions),
+        "usable_s": np.full(actions, -1.0),
+        "position": np.zeros(ranks, dtype=np.int64),
+        "awaited": np.full(ranks, -1, dtype=np.int64),
+        "clock_s": np.zeros(ranks),
+        "link_free_s": np.zeros(problem.links),
+        "runnable": np.zeros(ranks, dtype=np.int64),
+    }
+    rates = {"occupancy_s": costs.occupancy_s, "hop_s": costs.hop_s}
+    if actions >= COMPILE_FROM_ACTIONS:
+        _compiled()(**arrays, **rates, blocking=blocking)
+    else:
+        lists = {name: array.tolist() for name, array in arrays.items()}
+        run_programs(**lists, **rates, blocking=blocking)
+        arrays = {name: np.array(lists[name]) for name in ("position", *Times.__slots__)}
+    _refuse_deadlock(problem.flat, arrays["position"])
+    return Times(**{name: arrays[name] for name in Times.__slots__})
+
+
+@cache
+def _compiled() -> Callable[..., None]:
+    """The kernel as machine code, which numba keeps on disk between runs."""
+    import numba
+
+    compiled: Callable[..., None] = numba.njit(cache=True)(run_programs)
+    return compiled
+
+
+def _refuse_deadlock(flat: FlatSchedule, position: Indices) -> None:
+    stuck = np.flatnonzero(position < flat.offsets[1:])
+    if len(stuck):
+        where = ", ".join(f"rank {r} at {flat.action(int(position[r]))}" for r in stuck[:8])
+        raise VerificationError(
+            f"the schedule deadlocks: {where}{' ...' if len(stuck) > 8 else ''}; each of these "
+            "waits for another: put the actions that they wait for earlier"
+        )
