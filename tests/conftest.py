@@ -1,4 +1,4 @@
-"""What all tests share: quick ones first, and a browser that is there, or missing for a true reason."""
+"""What all tests share: quick ones first, and a browser, or the true reason for having none."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ def totals(prediction: Prediction) -> list[str]:
     return [
         f"makespan          {seconds(summary.makespan_s)}",
         f"bubble fraction   {percent(summary.bubble_fraction)}   idle / (ranks × makespan)",
-        f"bubble overhead   {percent(summary.bubble_overhead)}   idle / busy",
         f"span fraction     {percent(summary.span_bubble_fraction)}   "
-        "idle / (ranks × longest span of one rank, its first start to its last end)",
+        "the same with the longest span of one rank as makespan",
+        f"bubble overhead   {percent(summary.bubble_overhead)}   idle / busy",
         f"peak activations  {peak:.4g} microbatches × 1/{schedule.ranks} of the model, "
         f"on rank {worst}",
     ]

@@ -27,7 +27,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostsSource:
-    """Where the costs come from, as it was typed: a file, or seconds of one stage and microbatch."""
+    """Where the costs come from: a file, or what was typed (a stage, a microbatch)."""
 
     file: Path | None
     forward_s: float | None

@@ -23,8 +23,6 @@ __all__ = [
     "WeightGradSeconds",
 ]
 
-_COSTS = "Costs (seconds of one stage and one microbatch; a rank of v stages takes v times that)"
-
 ScheduleName = Annotated[
     str,
     typer.Argument(
@@ -67,7 +65,7 @@ GroupSize = Annotated[
         "--microbatch-group-size-per-virtual-pipeline-stage",
         "-g",
         metavar="G",
-        help="Microbatches that a stage of an interleaved schedule takes in a row (P if not given).",
+        help="Microbatches that a stage of an interleaved schedule takes in a row, by default P.",
     ),
 ]
 ForwardSeconds = Annotated[
@@ -75,8 +73,7 @@ ForwardSeconds = Annotated[
     typer.Option(
         "--forward-s",
         metavar="S",
-        help="Forward, 1 if not given.",
-        rich_help_panel=_COSTS,
+        help="Forward of one stage and microbatch, 1 if not given.",
     ),
 ]
 BackwardSeconds = Annotated[
@@ -84,8 +81,7 @@ BackwardSeconds = Annotated[
     typer.Option(
         "--backward-s",
         metavar="S",
-        help="Whole backward, 2 if not given.",
-        rich_help_panel=_COSTS,
+        help="Whole backward of one stage and microbatch, 2 if not given.",
     ),
 ]
 InputGradSeconds = Annotated[
@@ -94,7 +90,6 @@ InputGradSeconds = Annotated[
         "--input-grad-s",
         metavar="S",
         help="Input-gradient half of the backward; instead of --backward-s.",
-        rich_help_panel=_COSTS,
     ),
 ]
 WeightGradSeconds = Annotated[
@@ -103,7 +98,6 @@ WeightGradSeconds = Annotated[
         "--weight-grad-s",
         metavar="S",
         help="Weight-gradient half of the backward; instead of --backward-s.",
-        rich_help_panel=_COSTS,
     ),
 ]
 HopSeconds = Annotated[
@@ -112,7 +106,6 @@ HopSeconds = Annotated[
         "--hop-s",
         metavar="S",
         help="Latency of a message between two ranks, 0 if not given.",
-        rich_help_panel=_COSTS,
     ),
 ]
 CostsFile = Annotated[
@@ -121,7 +114,6 @@ CostsFile = Annotated[
         "--costs",
         metavar="FILE",
         help="A JSON file with the costs of each stage, instead of the flags above.",
-        rich_help_panel=_COSTS,
     ),
 ]
 OverlapFlag = Annotated[
@@ -129,7 +121,6 @@ OverlapFlag = Annotated[
     typer.Option(
         "--overlap/--no-overlap",
         help="Whether ranks compute while their messages travel.",
-        rich_help_panel=_COSTS,
     ),
 ]
 JsonFlag = Annotated[

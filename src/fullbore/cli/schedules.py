@@ -6,15 +6,15 @@ from fullbore.cli.options import JsonFlag
 
 __all__ = ["schedules"]
 
-LEGEND = (
-    "P ranks, v stages a rank, M microbatches, G microbatches a group. "
-    "Bubble fraction: idle / total. Peak activations: worst rank, microbatches × 1/P of the model."
-)
+LEGEND = """\
+P ranks, v stages a rank, M microbatches a step, G microbatches a group.
+Bubble fraction is idle / total time, bubble overhead idle / ideal time.
+Peak activations: the worst rank's, in microbatches × 1/P of the model."""
 
 
 def schedules(*, as_json: JsonFlag = False) -> None:
     """List the schedules: bubble and memory formulas, and what P, v, M and G must satisfy."""
-    from fullbore.cli.output import console, print_json
+    from fullbore.cli.output import print_json
     from fullbore.schedules import FAMILIES
 
     if as_json:
@@ -34,11 +34,10 @@ def schedules(*, as_json: JsonFlag = False) -> None:
             ]
         )
         return
-    screen = console()
     for family in FAMILIES:
-        screen.print(f"[bold]{family.name}[/]  {family.summary}")
-        screen.print(f"  bubble fraction   {family.bubble}")
-        screen.print(f"  peak activations  {family.memory}")
-        screen.print(f"  constraints       {family.constraints}")
-        screen.print()
-    screen.print(LEGEND, style="dim")
+        print(f"{family.name}: {family.summary}")
+        print(f"  bubble fraction   {family.bubble}")
+        print(f"  bubble overhead   {family.bubble_overhead}")
+        print(f"  peak activations  {family.memory}")
+        print(f"  constraints       {family.constraints}\n")
+    print(LEGEND)

@@ -82,12 +82,9 @@ def _print(prediction: Prediction, path: list[int]) -> None:
     from fullbore.cli.figures import headline, totals
     from fullbore.cli.output import console, table
 
-    screen = console()
-    screen.print(headline(prediction), style="bold")
-    screen.print(table(_RANK_COLUMNS, _rank_rows(prediction)))
-    for line in totals(prediction):
-        screen.print(line)
-    screen.print(_critical(prediction, path))
+    print(headline(prediction))
+    console().print(table(_RANK_COLUMNS, _rank_rows(prediction)))
+    print(*totals(prediction), _critical(prediction, path), sep="\n")
 
 
 _RANK_COLUMNS = (
