@@ -1,0 +1,36 @@
+"""Passes: pure functions from schedule to schedule, in one visible list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fullbore.ir import Schedule
+from fullbore.passes.communication import insert_communication, strip_communication
+
+__all__ = ["PASSES", "Pass", "insert_communication", "strip_communication"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A rewriting of schedules: its name, what it does, and the function that does it."""
+
+    name: str
+    summary: str
+    apply: Callable[[Schedule], Schedule]
+
+
+# In the order in which a schedule that a generator made goes through them on its way to a
+# runtime; each leaves alone what has nothing for it to do.
+PASSES: tuple[Pass, ...] = (
+    Pass(
+        name="strip-communication",
+        summary="leave compute actions only",
+        apply=strip_communication,
+    ),
+    Pass(
+        name="insert-communication",
+        summary="write out each message between ranks as a send and a receive",
+        apply=insert_communication,
+    ),
+)
