@@ -1,7 +1,8 @@
 """What happened when, simulated or measured, and the figures that follow from it."""
 
+from fullbore.timeline.critical import critical_path
 from fullbore.timeline.live import Curve, live_curves
 from fullbore.timeline.metrics import Summary, summarize
 from fullbore.timeline.timeline import Span, Timeline
 
-__all__ = ["Curve", "Span", "Summary", "Timeline", "live_curves", "summarize"]
+__all__ = ["Curve", "Span", "Summary", "Timeline", "critical_path", "live_curves", "summarize"]
