@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING
 from fullbore.errors import FullboreError
 
 if TYPE_CHECKING:
-    from fullbore import passes, schedules, sim, timeline, verify, view
+    from fullbore import (
+        cost,
+        ir,
+        megatron,
+        passes,
+        runtime,
+        schedules,
+        sim,
+        timeline,
+        train,
+        verify,
+        view,
+    )
     from fullbore.cost import Costs
     from fullbore.ir import Schedule
     from fullbore.runtime import Pipeline
@@ -31,10 +43,15 @@ __all__ = [
     "Pipeline",
     "Schedule",
     "Timeline",
+    "cost",
+    "ir",
+    "megatron",
     "passes",
+    "runtime",
     "schedules",
     "sim",
     "timeline",
+    "train",
     "verify",
     "view",
 ]

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullbore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 __all__ = ["console", "print_json", "table", "to_json", "write"]
 
 
 def to_json(document: Mapping[str, object] | Sequence[object]) -> str:
-    """JSON for people and programs: indented, keys in a fixed order, numbers unrounded."""
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """JSON for people and programs: one key or entry a line, numbers unrounded."""
+    if isinstance(document, Mapping):
+        lines = [f"{_compact(key)}: {_value(value)}" for key, value in document.items()]
+        return _wrap("{", lines, "}", indent=2) + "\n"
+    return _value(document, indent=2) + "\n"
+
+
+def _value(value: object, *, indent: int = 4) -> str:
+    """A list of objects with one of them a line; everything else on one line."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return _wrap("[", [_compact(entry) for entry in value], "]", indent=indent)
+    return _compact(value)
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _wrap(opening: str, lines: list[str], closing: str, *, indent: int) -> str:
+    inner = (",\n" + " " * indent).join(lines)
+    return f"{opening}\n{' ' * indent}{inner}\n{' ' * (indent - 2)}{closing}"
 
 
 def print_json(document: Mapping[str, object] | Sequence[object]) -> None:
@@ -42,16 +60,15 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=False)
 
 
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
-) -> RenderableType:
-    """A plain table; the first `left` columns are text, the others numbers, set to the right."""
-    from rich import box
-    from rich.table import Table
-
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        drawn.add_column(column, justify="left" if index < left else "right", overflow="fold")
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A plain table: the first column to the left, the others, numbers, to the right."""
+    cells = [columns, *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -157,14 +158,13 @@ def _panel(prediction: Prediction) -> Panel:
     from fullbore.view.panel import BYTES
 
     in_bytes = memory_curves(prediction)
-    shared = {
-        "title": headline(prediction),
-        "timeline": prediction.timeline,
-        "facts": tuple(" ".join(line.split()) for line in totals(prediction)),
-    }
-    if in_bytes is not None:
-        return Panel(**shared, curves=in_bytes, curve_unit=BYTES)
-    return Panel(**shared, curves=live_curves(prediction.timeline, prediction.schedule))
+    panel = Panel(
+        title=headline(prediction),
+        timeline=prediction.timeline,
+        facts=tuple(" ".join(line.split()) for line in totals(prediction)),
+        curves=live_curves(prediction.timeline, prediction.schedule),
+    )
+    return panel if in_bytes is None else replace(panel, curves=in_bytes, curve_unit=BYTES)
 
 
 def _svg(prediction: Prediction) -> str:

@@ -80,11 +80,10 @@ def simulate(
 
 def _print(prediction: Prediction, path: list[int]) -> None:
     from fullbore.cli.figures import headline, totals
-    from fullbore.cli.output import console, table
+    from fullbore.cli.output import table
 
-    print(headline(prediction))
-    console().print(table(_RANK_COLUMNS, _rank_rows(prediction)))
-    print(*totals(prediction), _critical(prediction, path), sep="\n")
+    print(headline(prediction), table(_RANK_COLUMNS, _rank_rows(prediction)), sep="\n\n")
+    print("", *totals(prediction), _critical(prediction, path), sep="\n")
 
 
 _RANK_COLUMNS = (
@@ -125,6 +124,6 @@ def _critical(prediction: Prediction, path: list[int]) -> str:
     busy_s = float((timeline.end_s[computes] - timeline.start_s[computes]).sum())
     rest_s = prediction.summary.makespan_s - busy_s
     return (
-        f"critical path     {len(computes)} compute actions take {seconds(busy_s)}; "
-        f"{seconds(rest_s)} between them is communication and host time"
+        f"critical path     {seconds(busy_s)} of compute in {len(computes)} actions, "
+        f"{seconds(rest_s)} of communication and host time between them"
     )
