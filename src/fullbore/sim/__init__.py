@@ -1,5 +1,5 @@
 """The simulator: schedule and costs in, timeline out."""
 
-from fullbore.sim.simulate import simulate
+from fullbore.sim.engine import simulate
 
 __all__ = ["simulate"]

@@ -5,7 +5,7 @@ So nothing ever competes, and no heap of events is needed: each rank runs until 
 something that is not there yet, and whoever makes it wakes the rank up again.
 
 The function below is plain Python over indexable things. Small schedules run it on lists as it
-stands; large ones run it through numba, on arrays (see `simulate`). It must stay within what numba
+stands; large ones run it through numba, on arrays (see `engine`). It must stay within what numba
 compiles.
 """
 

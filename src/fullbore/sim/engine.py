@@ -28,8 +28,9 @@ __all__ = ["simulate"]
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
+# Plain Python takes some 2.5 us an action; importing numba and loading the compiled kernel from
+# its cache takes half a second, compiling it another one and a half.
 COMPILE_FROM_ACTIONS = 20_000
-"""From here on numba pays for its import; below, the kernel runs as plain Python."""
 
 
 def simulate(schedule: Schedule, costs: Costs, *, overlap: bool = True) -> Timeline:
@@ -53,14 +54,16 @@ def _state(schedule: Schedule, costs: Costs) -> Problem:
     remote = remote[flat.rank[remote] != flat.rank[deps.value[remote]]]
     reader = np.full(len(flat.kind), -1, dtype=np.int64)
     reader[deps.value[remote]] = flat.rank[remote]
-    pair = np.where(reader >= 0, flat.rank * np.int64(schedule.ranks) + reader, -1)
-    pairs, link = np.unique(pair, return_inverse=True)
+    pair = flat.rank * np.int64(schedule.ranks) + reader
+    used = np.zeros(schedule.ranks**2, dtype=np.bool_)
+    used[pair[reader >= 0]] = True
+    number = np.cumsum(used) - 1
     return Problem(
         flat=flat,
         provider=deps.value,
         reader=reader,
-        link=np.where(reader >= 0, link, -1),
-        links=len(pairs),
+        link=np.where(reader >= 0, number[pair], -1),
+        links=int(used.sum()),
         duration_s=_durations(schedule, flat, costs),
         lead_s=np.where(flat.kind < Kind.SEND_F, costs.overhead_s, 0.0),
     )
@@ -137,10 +140,14 @@ def _run(schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool) 
 
 @cache
 def _compiled() -> Callable[..., None]:
-    """The kernel as machine code, which numba keeps on disk between runs."""
+    """The kernel as machine code, kept on disk between runs where numba finds a folder for it."""
     import numba
 
-    compiled: Callable[..., None] = numba.njit(cache=True)(run_programs)
+    compiled: Callable[..., None]
+    try:
+        compiled = numba.njit(cache=True)(run_programs)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written to
+        compiled = numba.njit(run_programs)
     return compiled
 
 
