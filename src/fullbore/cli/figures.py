@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fullbore.cli.prediction import Prediction
 
-__all__ = ["headline", "percent", "seconds", "totals"]
+__all__ = ["facts", "headline", "percent", "seconds", "totals"]
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
@@ -51,3 +51,14 @@ def totals(prediction: Prediction) -> list[str]:
         f"peak activations  {peak:.4g} microbatches × 1/{schedule.ranks} of the model, "
         f"on rank {worst}",
     ]
+
+
+def facts(prediction: Prediction) -> tuple[str, ...]:
+    """The same in short, to stand beneath a picture's title."""
+    summary = prediction.summary
+    return (
+        f"makespan {seconds(summary.makespan_s)}",
+        f"bubble fraction (idle / total) {percent(summary.bubble_fraction)}",
+        f"peak activations {max(summary.peak_activations):.4g} microbatches "
+        f"× 1/{prediction.schedule.ranks} of the model",
+    )

@@ -152,7 +152,7 @@ def _document(prediction: Prediction) -> dict[str, object]:
 
 
 def _panel(prediction: Prediction) -> Panel:
-    from fullbore.cli.figures import headline, totals
+    from fullbore.cli.figures import facts, headline
     from fullbore.timeline import live_curves
     from fullbore.view import Panel
     from fullbore.view.panel import BYTES
@@ -161,7 +161,7 @@ def _panel(prediction: Prediction) -> Panel:
     panel = Panel(
         title=headline(prediction),
         timeline=prediction.timeline,
-        facts=tuple(" ".join(line.split()) for line in totals(prediction)),
+        facts=facts(prediction),
         curves=live_curves(prediction.timeline, prediction.schedule),
     )
     return panel if in_bytes is None else replace(panel, curves=in_bytes, curve_unit=BYTES)
