@@ -19,9 +19,7 @@ for name, virtual_stages in (
     ("interleaved", 4),
     ("looped-bfs", 2),
 ):
-    schedule = build(
-        name, ranks=RANKS, microbatches=MICROBATCHES, virtual_stages=virtual_stages
-    )
+    schedule = build(name, ranks=RANKS, microbatches=MICROBATCHES, virtual_stages=virtual_stages)
     costs = Costs.uniform(
         stages=schedule.stages, forward_s=1 / virtual_stages, backward_s=2 / virtual_stages
     )
