@@ -85,3 +85,10 @@ class RankError(PipelineError):
         who = "a rank" if rank is None else f"rank {rank}"
         doing = "" if action is None else f" in {action}"
         super().__init__(f"{who} failed{doing}: {cause}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rank_error, (self.rank, self.action, self.cause)
+
+
+def _rank_error(rank: int | None, action: str | None, cause: str) -> RankError:
+    return RankError(rank=rank, action=action, cause=cause)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from fullbore.ir import Schedule
 from fullbore.passes.communication import insert_communication, strip_communication
+from fullbore.passes.forward_only import forward_only
 
-__all__ = ["PASSES", "Pass", "insert_communication", "strip_communication"]
+__all__ = ["PASSES", "Pass", "forward_only", "insert_communication", "strip_communication"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

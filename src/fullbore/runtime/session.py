@@ -1,0 +1,249 @@
+"""A session: one life of a pipeline on this rank, from connecting to the first failure.
+
+It owns the connections, what has been learnt of messages, and the way a failure spreads; after
+one, the pipeline drops the session whole and starts the next, so nothing stale survives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fullbore.errors import FullboreError, PipelineError, RankError
+from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
+from fullbore.runtime.device import Side
+from fullbore.runtime.executor import Batch, Executor, Learnt
+from fullbore.runtime.microbatch import signature
+from fullbore.runtime.recorder import ActivationMeter, SpanLog
+from fullbore.runtime.stage import LossFunction, StageRunner
+from fullbore.runtime.tied import TiedWeight, find_copies
+from fullbore.runtime.wiring import Rendezvous, Wiring
+
+__all__ = ["Session", "Setup"]
+
+_Phase = str
+_RUNNING = "the step's actions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What stays the same over all lives of a pipeline on one rank.
+
+    programs, windows: for training (True) and evaluation (False), sends and receives in place.
+    """
+
+    rendezvous: Rendezvous
+    side: Side
+    stages: Mapping[int, nn.Module]
+    programs: Mapping[bool, Schedule]
+    windows: Mapping[bool, Mapping[tuple[int, int], int]]
+    tied: Sequence[Mapping[int, str]]
+    loss_fn: LossFunction | None
+    mean: bool
+    overlap: bool
+    static_shapes: bool
+
+    @property
+    def schedule(self) -> Schedule:
+        """The training schedule."""
+        return self.programs[True]
+
+    def holds(self, stage: int) -> bool:
+        """Whether this rank holds a stage; -1 is the last one."""
+        return stage % self.schedule.stages in self.stages
+
+
+class Session:
+    """One life: `run` steps until something fails, then `failed` is true for good."""
+
+    def __init__(self, setup: Setup, wiring: Wiring) -> None:
+        self._setup, self._wiring = setup, wiring
+        self.control = wiring.control
+        self.failed = False
+        wiring.connect(
+            pairs=list(setup.windows[True]),
+            tied_ranks=[_ranks_of(names, setup.schedule) for names in setup.tied],
+        )
+        self.tied = self._tie()
+        self._runners = self._make_runners()
+        self._executors = {train: self._make_executor(train=train) for train in (True, False)}
+        self._learnt = Learnt()
+        self._numbers: dict[Hashable, int] = {}
+        self._wanting: tuple[bool, ...] = ()
+        self._executing: Executor | None = None
+
+    # -- making ------------------------------------------------------------------------------
+
+    def _make_runners(self) -> dict[int, StageRunner]:
+        setup = self._setup
+        last = setup.schedule.stages - 1
+        weight = 1.0 / setup.schedule.microbatches if setup.mean else 1.0
+        return {
+            stage: StageRunner(
+                module=module,
+                loss_fn=setup.loss_fn if stage == last else None,
+                loss_weight=weight,
+            )
+            for stage, module in setup.stages.items()
+        }
+
+    def _make_executor(self, *, train: bool) -> Executor:
+        setup, rank = self._setup, self._setup.rendezvous.rank
+        windows = setup.windows[train]
+        return Executor(
+            schedule=setup.programs[train],
+            rank=rank,
+            runners=self._runners,
+            outgoing=self._wiring.outgoing,
+            incoming={
+                peer: link for peer, link in self._wiring.incoming.items() if (peer, rank) in windows
+            },
+            windows={source: n for (source, destination), n in windows.items() if destination == rank},
+            device=setup.side.device,
+            overlap=setup.overlap,
+        )
+
+    def _tie(self) -> list[TiedWeight]:
+        tied: list[TiedWeight] = []
+        for names, group in zip(self._setup.tied, self._wiring.tied_groups, strict=True):
+            copies = find_copies(names, self._setup.stages)
+            if not copies:
+                continue
+            members = _ranks_of(names, self._setup.schedule)
+            first = self._setup.schedule.placement.stage_to_rank[min(names)]
+            distinct = {id(copy): copy for _, copy in sorted(copies.items())}
+            tied.append(
+                TiedWeight(
+                    copies=list(distinct.values()),
+                    owner=min(names) in copies,
+                    group=group,
+                    root=members.index(first),
+                )
+            )
+        return tied
+
+    # -- running -----------------------------------------------------------------------------
+
+    def run(
+        self, batch: Batch, *, log: SpanLog | None, meter: ActivationMeter | None
+    ) -> tuple[float | None, float]:
+        """Run a batch; returns its loss, the same on every rank, and the seconds it took."""
+        with self.together("agreeing on the step"):
+            self._agree(batch)
+        begun_s = time.perf_counter()
+        executor = self._executors[batch.train]
+        try:
+            if batch.train:
+                for weight in self.tied:
+                    weight.begin()
+            with self.together(_RUNNING), torch.set_grad_enabled(batch.train):
+                self._executing = executor
+                executor.run(batch, self._learnt, log=log, meter=meter)
+            if batch.train:
+                with self.together("summing the gradients of tied weights"):
+                    for weight in self.tied:
+                        weight.reduce()
+        finally:
+            for weight in self.tied:
+                weight.restore()
+        with self.together("sharing the loss"):
+            loss = self._share_loss(batch)
+        if self._setup.static_shapes:
+            self._learnt.commit()
+        return loss, time.perf_counter() - begun_s
+
+    def _agree(self, batch: Batch) -> None:
+        """Give the microbatches' signatures numbers that all ranks know; forget if any rank must.
+
+        Layouts follow from the inputs' shapes and from which parameters want gradients; the
+        first stage's rank sees the former, every rank its own part of the latter.
+        """
+        wanting = tuple(
+            p.requires_grad for module in self._setup.stages.values() for p in module.parameters()
+        )
+        changed, self._wanting = wanting != self._wanting, wanting
+        numbers = [0] * len(batch.inputs)
+        if self._setup.holds(0):
+            keys = [
+                (signature(value), signature(kwargs), batch.train)
+                for value, kwargs in zip(batch.inputs, batch.kwargs, strict=True)
+            ]
+            numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
+        *agreed, changes = self.control.total([*numbers, float(changed)])
+        batch.signatures = [int(number) for number in agreed]
+        if changes:
+            self._learnt = Learnt()
+
+    def _share_loss(self, batch: Batch) -> float | None:
+        here = torch.stack([loss.double().reshape(()) for loss in batch.losses.values()]).sum() if batch.losses else 0.0
+        total, count = self.control.total([float(here), float(len(batch.losses))])
+        if not count:
+            return None
+        return total / count if self._setup.mean else total
+
+    @property
+    def boundary_messages(self) -> int:
+        """Most messages that this rank's links had posted, summed over links, so far."""
+        return sum(link.posted_peak for link in self._wiring.incoming.values())
+
+    def close(self) -> None:
+        """Let go of links and threads."""
+        self._wiring.close()
+
+    # -- failing -----------------------------------------------------------------------------
+
+    @contextmanager
+    def together(self, phase: _Phase) -> Iterator[None]:
+        """If anything fails inside, every rank fails, with the same RankError.
+
+        KeyboardInterrupt and its like fail the other ranks too, and pass through on this one.
+        """
+        try:
+            yield
+        except Exception as error:
+            raise self._fail(error, phase) from error
+        except BaseException as error:
+            self._fail(error, phase)
+            raise
+
+    def _fail(self, error: BaseException, phase: _Phase) -> RankError:
+        self.failed = True
+        action = self._action() if phase == _RUNNING else None
+        talking = phase != _RUNNING or (action is not None and action.kind in COMMUNICATION_KINDS)
+        if talking and isinstance(error, RuntimeError) and not isinstance(error, FullboreError):
+            known = self.control.explain(**self._owed(action), error=str(error))
+        else:
+            known = self.control.report(
+                rank=self._setup.rendezvous.rank,
+                action=str(action) if action else phase,
+                cause=f"{type(error).__name__}: {error}",
+            )
+        self._wiring.abort()
+        for executor in self._executors.values():
+            executor.reset()
+        return known
+
+    def _action(self) -> Action | None:
+        executor = self._executing
+        return executor.actions[executor.at] if executor and executor.actions else None
+
+    def _owed(self, action: Action | None) -> dict[str, Any]:
+        """Who is at the other end of the connection that broke, and what it owed us."""
+        if action is None or self._executing is None:
+            return {"peer": None, "owed": None}
+        source = self._executing.source_of(action)
+        if source is not None:
+            return {"peer": source[0], "owed": str(source[1])}
+        step = 1 if action.kind == Kind.SEND_F else -1
+        peer = self._setup.schedule.placement.stage_to_rank[action.stage + step]
+        return {"peer": peer, "owed": None}
+
+
+def _ranks_of(names: Mapping[int, str], schedule: Schedule) -> tuple[int, ...]:
+    return tuple(sorted({schedule.placement.stage_to_rank[stage] for stage in names}))

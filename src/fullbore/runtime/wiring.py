@@ -1,0 +1,121 @@
+"""Wiring: every process group of a pipeline, made in one order on all ranks and torn down at once.
+
+Groups hang off the rendezvous store of the caller's group under a name of their own, so nothing
+is registered globally, and after a failure a fresh set under the next number takes their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from fullbore.ir import Schedule
+from fullbore.runtime.control import Control
+from fullbore.runtime.device import Group, Side
+from fullbore.runtime.links import IncomingLink, OutgoingLink
+from fullbore.verify import links, window
+
+__all__ = ["Rendezvous", "Wiring", "windows_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of one pipeline meet: a store under a name that no other pipeline uses."""
+
+    store: dist.Store
+    rank: int
+    ranks: int
+    timeout: timedelta
+
+    @staticmethod
+    def of(group: dist.ProcessGroup | None, *, timeout: timedelta) -> Rendezvous:
+        """Meet through the caller's group (None: the default group); every rank must call."""
+        whole = group if group is not None else dist.group.WORLD
+        assert whole is not None
+        store, rank = whole.get_group_store(), whole.rank()
+        number = store.add(f"fullbore/pipelines/{rank}", 1)  # the same on every rank
+        return Rendezvous(
+            store=dist.PrefixStore(f"fullbore/pipeline/{number}", store),
+            rank=rank,
+            ranks=whole.size(),
+            timeout=timeout,
+        )
+
+
+class Wiring:
+    """The control group, the links and the tied groups of one rank, for one life of a pipeline."""
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        *,
+        life: int,
+        side: Side,
+    ) -> None:
+        self._rendezvous, self._side = rendezvous, side
+        self._store = dist.PrefixStore(f"life{life}", rendezvous.store)
+        rank = rendezvous.rank
+        self.control = Control(
+            self._store, rank=rank, ranks=rendezvous.ranks, timeout=rendezvous.timeout
+        )
+        self.outgoing: dict[int, OutgoingLink] = {}
+        self.incoming: dict[int, IncomingLink] = {}
+        self.tied_groups: list[Group | None] = []
+
+    def connect(
+        self, *, pairs: Sequence[tuple[int, int]], tied_ranks: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Make the links between these (source, destination) and a group for each tied weight."""
+        for source, destination in sorted(pairs):
+            self._connect(source, destination)
+        self.tied_groups = [
+            self._group(f"tied{index}", members) for index, members in enumerate(tied_ranks)
+        ]
+
+    def _connect(self, source: int, destination: int) -> None:
+        group = self._group(f"link{source}-{destination}", (source, destination))
+        if group is None:
+            return
+        if self._rendezvous.rank == source:
+            self.outgoing[destination] = OutgoingLink(
+                group=group, peer=destination, side=self._side
+            )
+        else:
+            self.incoming[source] = IncomingLink(group=group, peer=source, side=self._side)
+
+    def _group(self, name: str, members: tuple[int, ...]) -> Group | None:
+        """A group of these ranks in this order, or None where this rank is not one of several."""
+        if self._rendezvous.rank not in members or len(members) == 1:
+            return None
+        return self._side.make_group(
+            dist.PrefixStore(name, self._store),
+            rank=members.index(self._rendezvous.rank),
+            size=len(members),
+            timeout=self._rendezvous.timeout,
+        )
+
+    def abort(self) -> None:
+        """Close every connection at once; peers that wait in one of them fail."""
+        for link in (*self.outgoing.values(), *self.incoming.values()):
+            link.abort()
+        for group in self.tied_groups:
+            if group is not None:
+                self._side.abort(group, peer=(group.rank() + 1) % group.size())
+        self.control.abort()
+
+    def close(self) -> None:
+        """Let go of everything once the last step is over."""
+        for link in self.outgoing.values():
+            link.close()
+
+
+def windows_of(schedule: Schedule) -> dict[tuple[int, int], int]:
+    """How many messages each directed pair (source, destination) posts ahead: at most P."""
+    return {
+        (use.source, use.destination): window(use, ranks=schedule.ranks) for use in links(schedule)
+    }
+
+
