@@ -7,13 +7,12 @@ there, in blocks of columns that fit in memory; small ones run the same function
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from fullbore.verify.kernels import compiled, follow_clocks
 
 __all__ = ["MessageOrder", "known_at_send"]
 
@@ -77,54 +76,8 @@ def _follow(
         "known": known,
     }
     if len(order.at) * len(about) >= COMPILE_FROM_STEPS:
-        _compiled()(**arrays)
+        compiled(follow_clocks)(**arrays)
     else:
         lists = {name: array.tolist() for name, array in arrays.items()}
         follow_clocks(**lists)
         known[:] = lists["known"]
-
-
-def follow_clocks(
-    at: Any,  # [n] flat index
-    rank: Any,  # [n]
-    message: Any,  # [n]
-    is_send: Any,  # [n]
-    target: Any,  # [messages] column of the destination, or -1
-    column: Any,  # [P] column of a rank, or -1
-    clock: Any,  # [P, columns] how far each rank knows each column's rank to be
-    carried: Any,  # scratch [slots, columns] clocks of the messages under way
-    slot: Any,  # scratch [messages]
-    free: Any,  # scratch [slots] 0, 1, ...: the slots that are free, as a stack
-    known: Any,  # out [messages]
-) -> None:
-    """Let the clocks run; must stay within what numba compiles."""
-    top = len(free)
-    columns = len(clock[0])
-    for step in range(len(at)):
-        row = clock[rank[step]]
-        number = message[step]
-        if is_send[step]:
-            if target[number] >= 0:
-                known[number] = row[target[number]]
-            if column[rank[step]] >= 0:
-                row[column[rank[step]]] = at[step] + 1
-            top -= 1
-            slot[number] = free[top]
-            content = carried[free[top]]
-            for index in range(columns):
-                content[index] = row[index]
-        else:
-            content = carried[slot[number]]
-            free[top] = slot[number]
-            top += 1
-            for index in range(columns):
-                row[index] = max(row[index], content[index])
-
-
-@cache
-def _compiled() -> Callable[..., None]:
-    """The clocks as machine code, which numba keeps on disk between runs."""
-    import numba
-
-    compiled: Callable[..., None] = numba.njit(cache=True)(follow_clocks)
-    return compiled

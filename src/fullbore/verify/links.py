@@ -115,12 +115,11 @@ def _known_of_destination(
     needs = np.full(len(flat.kind), -1, dtype=np.int64)
     needs[messages.receive] = messages.send
     walked = walk(flat, needs)
-    if walked.reached != flat.offsets[1:].tolist():
+    if (walked.reached < flat.offsets[1:]).any():
         raise VerificationError(f"{name} cannot finish: verify.check says where each rank stops")
     number = np.full(len(flat.kind), -1, dtype=np.int64)
     number[messages.send] = number[messages.receive] = np.arange(len(messages.send))
-    at = walked.order()
-    at = at[number[at] >= 0]
+    at = walked.order[number[walked.order] >= 0]
     order = MessageOrder(
         at=at,
         rank=flat.rank[at].astype(np.int64),

@@ -12,55 +12,55 @@ import numpy as np
 import numpy.typing as npt
 
 from fullbore.ir import FlatSchedule
+from fullbore.verify.kernels import compiled, walk_programs
 
 __all__ = ["Walk", "walk"]
+
+Indices = npt.NDArray[np.int64]
+
+COMPILE_FROM_ACTIONS = 300_000
+"""From here on numba pays for its import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
     """What a walk did.
 
-    starts, stops: runs of flat indices start:stop, in an order in which all actions can happen.
-    reached: for each rank [P] the flat index at which it stands; the end of its program where
-    it has finished.
+    order: the actions done [n], as flat indices, in an order in which they can happen.
+    reached: the flat index at which each rank [P] stands; the end of its program where it has
+    finished.
     """
 
-    starts: list[int]
-    stops: list[int]
-    reached: list[int]
-
-    def order(self) -> npt.NDArray[np.int64]:
-        """All actions done [n], as flat indices in an order in which they can happen."""
-        starts = np.array(self.starts, dtype=np.int64)
-        lengths = np.array(self.stops, dtype=np.int64) - starts
-        begins = np.cumsum(lengths) - lengths
-        return np.repeat(starts - begins, lengths) + np.arange(lengths.sum())
+    order: Indices
+    reached: Indices
 
 
-def walk(flat: FlatSchedule, needs: npt.NDArray[np.int64]) -> Walk:
+def walk(flat: FlatSchedule, needs: Indices) -> Walk:
     """Run all programs; needs[i] is the action of another rank that action i needs, or -1.
 
-    What an action needs from its own rank must stand before it. Linear in actions.
+    What an action needs from its own rank must stand before it, and no two actions may need the
+    same one. Linear in actions.
     """
-    rank, need = flat.rank.tolist(), needs.tolist()
-    reached, ends = flat.offsets[:-1].tolist(), flat.offsets[1:].tolist()
-    waiting: dict[int, list[int]] = {}
-    starts: list[int] = []
-    stops: list[int] = []
-    ready = list(range(len(ends)))[::-1]
-    while ready:
-        current = ready.pop()
-        start = at = reached[current]
-        while at < ends[current]:
-            needed = need[at]
-            if needed >= 0 and reached[rank[needed]] <= needed:
-                waiting.setdefault(needed, []).append(current)
-                break
-            if at in waiting:
-                ready.extend(waiting.pop(at))
-            at += 1
-        reached[current] = at
-        if at > start:
-            starts.append(start)
-            stops.append(at)
-    return Walk(starts=starts, stops=stops, reached=reached)
+    needing = np.flatnonzero(needs >= 0)
+    needer, home = (np.full(len(needs), -1, dtype=np.int64) for _ in range(2))
+    needer[needs[needing]] = flat.rank[needing]
+    home[needing] = flat.rank[needs[needing]]
+    ranks = len(flat.offsets) - 1
+    arrays = {
+        "offsets": flat.offsets,
+        "needs": needs,
+        "home": home,
+        "needer": needer,
+        "reached": flat.offsets[:-1].copy(),
+        "order": np.full(len(needs), -1, dtype=np.int64),
+        "awaited": np.full(ranks, -1, dtype=np.int64),
+        "runnable": np.arange(ranks)[::-1].copy(),
+    }
+    if len(needs) >= COMPILE_FROM_ACTIONS:
+        compiled(walk_programs)(**arrays)
+        order, reached = arrays["order"], arrays["reached"]
+    else:
+        lists = {name: array.tolist() for name, array in arrays.items()}
+        walk_programs(**lists)
+        order, reached = (np.array(lists[name], dtype=np.int64) for name in ("order", "reached"))
+    return Walk(order=order[order >= 0], reached=reached)
