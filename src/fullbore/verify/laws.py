@@ -1,0 +1,117 @@
+"""The laws about computation: what there must be, where, and in which order on a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fullbore.ir import Kind
+from fullbore.verify.case import Case
+from fullbore.verify.violation import Finding
+
+__all__ = ["complete", "known", "live_activations", "ordered", "placed"]
+
+
+def known(case: Case) -> Iterator[Finding]:
+    """Every action names a stage of the placement and one of the M microbatches."""
+    flat, schedule = case.flat, case.schedule
+    stranger = (flat.stage < 0) | (flat.stage >= schedule.stages)
+    for index in np.flatnonzero(stranger).tolist():
+        yield case.at(
+            index,
+            detail=f"there is no stage {flat.stage[index]}: stages are 0..{schedule.stages - 1}",
+            remedy="correct the stage, or give it a rank in the placement",
+        )
+    foreign = (flat.microbatch < 0) | (flat.microbatch >= schedule.microbatches)
+    for index in np.flatnonzero(foreign).tolist():
+        yield case.at(
+            index,
+            detail=f"there is no microbatch {flat.microbatch[index]}: microbatches are "
+            f"0..{schedule.microbatches - 1}",
+            remedy="correct the microbatch, or raise the schedule's number of them",
+        )
+
+
+def placed(case: Case) -> Iterator[Finding]:
+    """Every action stands on the rank that holds its stage."""
+    home = case.home[case.flat.stage]
+    for index in np.flatnonzero(home != case.flat.rank).tolist():
+        yield case.at(
+            index,
+            detail=f"stage {case.flat.stage[index]} is on rank {home[index]}",
+            remedy=f"move it to rank {home[index]}, or change the placement",
+        )
+
+
+def complete(case: Case) -> Iterator[Finding]:
+    """Every stage and microbatch has exactly one F, and exactly one B or one I and one W."""
+    for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
+        for index in case.repeated(kind).tolist():
+            yield case.at(index, detail="occurs a second time", remedy="delete one of the two")
+    for stage, microbatch in np.argwhere(case.counts(Kind.F) == 0).tolist():
+        yield case.missing(Kind.F, stage, microbatch, why="every stage needs one a microbatch")
+    whole, inputs, weights = (case.counts(kind) > 0 for kind in (Kind.B, Kind.I, Kind.W))
+    for stage, microbatch in np.argwhere(~(whole | inputs | weights)).tolist():
+        yield case.missing(Kind.B, stage, microbatch, why="there is neither a B nor an I and a W")
+    for kind, other, present, absent in (
+        (Kind.I, Kind.W, weights, inputs),
+        (Kind.W, Kind.I, inputs, weights),
+    ):
+        for stage, microbatch in np.argwhere(present & ~absent & ~whole).tolist():
+            yield case.missing(kind, stage, microbatch, why=f"there is a {other.name} without it")
+    yield from _twice_backward(case)
+
+
+def _twice_backward(case: Case) -> Iterator[Finding]:
+    """A split backward beside a whole one."""
+    flat, whole = case.flat, case.counts(Kind.B) > 0
+    split = (flat.kind == Kind.I) | (flat.kind == Kind.W)
+    beside = whole[flat.stage[split], flat.microbatch[split]]
+    for index in np.flatnonzero(split)[beside].tolist():
+        yield case.at(
+            index,
+            detail=f"{flat.stage[index]}B{flat.microbatch[index]}, a whole backward, is there too",
+            remedy="delete one: either B, or I and W",
+        )
+
+
+def ordered(case: Case) -> Iterator[Finding]:
+    """On a rank, what an action needs stands before it."""
+    flat = case.flat
+    for needed in (case.needs.value, case.needs.stored):
+        position = np.arange(len(needed))
+        late = (needed > position) & (flat.rank[needed] == flat.rank)
+        for index in np.flatnonzero(late).tolist():
+            source = int(needed[index])
+            yield case.at(
+                index,
+                detail=f"needs {flat.action(source)}, which stands after it, "
+                f"at index {case.index(source)}",
+                remedy=f"move {flat.action(source)} before it",
+            )
+
+
+def live_activations(case: Case) -> Iterator[Finding]:
+    """A rank never holds more activations than its limit.
+
+    A stage and microbatch is live from its F until its B (or W) is done and counts P/S, in
+    microbatches x 1/P of the model. A rank does one thing at a time, so its program alone
+    decides this.
+    """
+    if case.peak_limits is None:
+        return
+    flat, schedule = case.flat, case.schedule
+    unit = schedule.ranks / schedule.stages
+    change = np.array([1, -1, 0, -1, 0, 0, 0, 0])[flat.kind]
+    for rank, limit in enumerate(case.peak_limits):
+        start, stop = flat.offsets[rank : rank + 2]
+        live = np.cumsum(change[start:stop]) * unit
+        above = np.flatnonzero(live > limit * (1 + 1e-9))
+        if len(above):
+            yield case.at(
+                int(start + above[0]),
+                detail=f"raises live activations to {live[above[0]]:g} microbatches x 1/P of the "
+                f"model, over the limit of {limit:g} (the rank's peak is {live.max():g})",
+                remedy=f"put a backward before it, or raise the limit to {live.max():g}",
+            )
