@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullbore.ir import Kind
-from fullbore.timeline.timeline import Timeline
+from fullbore.timeline import Timeline
 from fullbore.view.palette import LABELS, ink, shade
 from fullbore.view.panel import Panel, chunk_of_span, extent_s
 from fullbore.view.units import TimeUnit

@@ -13,8 +13,8 @@ __all__ = ["CURVE", "IDLE_DARK", "IDLE_LIGHT", "IDLE_TERMINAL", "LABELS", "ink",
 _HUES = {
     Kind.F: "#2f6bd0",
     Kind.B: "#e07b1f",
-    Kind.I: "#cf3f7f",
-    Kind.W: "#1f9272",
+    Kind.I: "#c2336f",
+    Kind.W: "#177f5e",
     Kind.SEND_F: "#2f6bd0",
     Kind.RECV_F: "#7fa6e6",
     Kind.SEND_B: "#e07b1f",
@@ -50,7 +50,7 @@ def ink(ground: str) -> str:
     luminance = _luminance(ground)
     on_white = 1.05 / (luminance + 0.05)
     on_black = (luminance + 0.05) / (_luminance(_DARK_INK) + 0.05)
-    return _LIGHT_INK if on_white * 1.6 >= on_black else _DARK_INK
+    return _LIGHT_INK if on_white >= on_black else _DARK_INK
 
 
 def rgb(color: str) -> tuple[int, ...]:

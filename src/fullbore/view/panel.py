@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fullbore.timeline.curve import Curve
-from fullbore.timeline.timeline import Timeline
+from fullbore.timeline import Curve, Timeline
 
 __all__ = ["BYTES", "Panel", "chunk_of_span", "extent_s"]
 

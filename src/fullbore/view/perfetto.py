@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fullbore.errors import ConfigError
 from fullbore.ir import Kind
-from fullbore.timeline.curve import Curve
+from fullbore.timeline import Curve
 from fullbore.view.panel import BYTES, Panel
 
 __all__ = ["render"]

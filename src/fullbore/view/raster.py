@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullbore.ir import Kind
-from fullbore.timeline.timeline import Timeline
+from fullbore.timeline import Timeline
 from fullbore.view.palette import rgb, shade
 from fullbore.view.panel import chunk_of_span
 

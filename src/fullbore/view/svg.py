@@ -27,6 +27,7 @@ _TITLE, _FACT, _AXIS, _GAP = 30, 18, 30, 26
 _LEGEND = 40
 _DIGIT = 6.6  # width of a digit of the numbers in bars
 _MOST_HINTS = 4000  # with more bars than this they carry no hover text
+_MOST_COLUMNS = 200_000  # of all ranks together; beyond it columns are wider than a pixel
 _STYLE = f"""
 text {{ font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif;
   font-size: 12px; fill: #3c4654 }}
@@ -45,9 +46,13 @@ text {{ font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, san
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """The time axis common to all panels, and the heights of a rank's bar and curve."""
+    """The time axis common to all panels, and the heights of a rank's bar and curve.
+
+    column_px: the width below which bars are merged.
+    """
 
     plot_px: int
+    column_px: int
     extent_s: float
     bar_px: int
     curve_px: int
@@ -65,8 +70,10 @@ def render(panels: Sequence[Panel], *, width_px: int = 1200) -> str:
     width_px = max(400, width_px)
     most_ranks = max((panel.timeline.ranks for panel in panels), default=1)
     extent = extent_s(tuple(panel for panel in panels if len(panel.timeline)))
+    plot_px = width_px - _GUTTER - _RIGHT
     scale = _Scale(
-        plot_px=width_px - _GUTTER - _RIGHT,
+        plot_px=plot_px,
+        column_px=max(1, math.ceil(plot_px * most_ranks / _MOST_COLUMNS)),
         extent_s=extent,
         bar_px=22 if most_ranks <= 16 else 14 if most_ranks <= 64 else 8,
         curve_px=18 if most_ranks <= 16 else 10 if most_ranks <= 64 else 6,
@@ -75,14 +82,15 @@ def render(panels: Sequence[Panel], *, width_px: int = 1200) -> str:
     body: list[str] = []
     y, chunks, kinds = float(_MARGIN), 1, set[int]()
     for panel in panels:
-        laid = rows(
-            panel.timeline, columns=scale.plot_px, columns_per_s=scale.plot_px / scale.extent_s
-        )
+        columns = math.ceil(plot_px / scale.column_px)
+        per_s = plot_px / scale.column_px / scale.extent_s
+        laid = rows(panel.timeline, columns=columns, columns_per_s=per_s)
         body += _panel(panel, laid, scale, y)
         y += _height_px(panel, scale)
         chunks = max(chunks, laid.chunks)
         kinds |= {int(kind) for kind in np.unique(panel.timeline.kind[panel.timeline.is_compute])}
-    body += _legend(sorted(Kind(kind) for kind in kinds), chunks, y)
+    curves = dict.fromkeys(f"{p.curve_name}, {p.curve_unit}" for p in panels if p.curves)
+    body += _legend([Kind(kind) for kind in sorted(kinds)], chunks, list(curves), y)
     return _document(panels, body, width_px=width_px, height_px=y + _LEGEND)
 
 
@@ -128,8 +136,9 @@ def _idle(panel: Panel, scale: _Scale, top: float) -> str:
 def _bar(panel: Panel, bar: Bar, scale: _Scale, top: float, *, hints: bool) -> list[str]:
     """A bar, its hover text, and the microbatch's number where it fits."""
     faint = f' fill-opacity="{bar.strength:g}"' if bar.strength < 1 else ""
-    gap = 0.6 if bar.right - bar.left > 3 else 0.0  # a hair between neighbours
-    left, width = _GUTTER + bar.left, bar.right - bar.left - gap
+    whole = (bar.right - bar.left) * scale.column_px
+    left = _GUTTER + bar.left * scale.column_px
+    width = whole - (0.6 if whole > 3 else 0.0)  # a hair between neighbours
     hint = _hint(panel, bar, scale) if hints and bar.span >= 0 else ""
     lines = [_rect(left, top, width, scale.bar_px, f'fill="{bar.color}"{faint}', hint)]
     number = "" if bar.span < 0 else str(panel.timeline.microbatch[bar.span])
@@ -190,22 +199,24 @@ def _axis(scale: _Scale, y: float) -> list[str]:
     return lines
 
 
-def _legend(kinds: list[Kind], chunks: int, y: float) -> list[str]:
+def _legend(kinds: list[Kind], chunks: int, curves: list[str], y: float) -> list[str]:
     """Swatches in a row; a kind has one for each end of its shades where stages are virtual."""
-    lines, x = [], float(_GUTTER)
+    ends = (0,) if chunks == 1 else (0, chunks - 1)
     entries = [
-        (LABELS[kind], [shade(kind, chunk=chunk, chunks=chunks) for chunk in {0, chunks - 1}])
+        (LABELS[kind], [f'fill="{shade(kind, chunk=chunk, chunks=chunks)}"' for chunk in ends])
         for kind in kinds
     ]
-    for label, colors in entries:
-        for color in colors:
-            lines.append(_rect(x, y, 13, 13, f'fill="{color}"'))
+    entries.append(("idle", ['class="idle"']))
+    entries += [(curve, ['class="curve"']) for curve in curves]
+    if chunks > 1:
+        entries.append(("lighter: a rank's later stages", []))
+    lines, x = [], float(_GUTTER)
+    for label, looks in entries:
+        for look in looks:
+            lines.append(_rect(x, y, 13, 13, look))
             x += 14
         lines.append(_text(x + 5, y + 11, label))
         x += 22 + 6.4 * len(label)
-    lines.append(_rect(x, y, 13, 13, 'class="idle"'))
-    note = "idle" + ("; lighter: a rank's later stages" if chunks > 1 else "")
-    lines.append(_text(x + 19, y + 11, note))
     return lines
 
 

@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.text import Text
 
 from fullbore.ir import Kind
-from fullbore.timeline.timeline import Timeline
+from fullbore.timeline import Timeline
 from fullbore.view.palette import IDLE_TERMINAL, LABELS, ink, shade
 from fullbore.view.raster import Bar, rows
 from fullbore.view.units import ticks, time_unit
