@@ -42,7 +42,7 @@ def totals(prediction: Prediction) -> list[str]:
     summary, schedule = prediction.summary, prediction.schedule
     peak = max(summary.peak_activations)
     worst = summary.peak_activations.index(peak)
-    return [
+    lines = [
         f"makespan          {seconds(summary.makespan_s)}",
         f"bubble fraction   {percent(summary.bubble_fraction)}   idle / (ranks × makespan)",
         f"span fraction     {percent(summary.span_bubble_fraction)}   "
@@ -51,6 +51,20 @@ def totals(prediction: Prediction) -> list[str]:
         f"peak activations  {peak:.4g} microbatches × 1/{schedule.ranks} of the model, "
         f"on rank {worst}",
     ]
+    return lines + _bytes(prediction)
+
+
+def _bytes(prediction: Prediction) -> list[str]:
+    """The worst peak in bytes, where the costs say how many bytes a stage holds."""
+    from fullbore.cli.prediction import memory_curves
+    from fullbore.view.units import amount
+
+    curves = memory_curves(prediction)
+    if curves is None:
+        return []
+    peaks = [curve.peak for curve in curves]
+    worst = peaks.index(max(peaks))
+    return [f"peak memory       {amount(peaks[worst], 'bytes')} of activations, on rank {worst}"]
 
 
 def facts(prediction: Prediction) -> tuple[str, ...]:

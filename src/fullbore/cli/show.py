@@ -176,13 +176,13 @@ def _svg(prediction: Prediction) -> str:
 def _html(prediction: Prediction) -> str:
     from fullbore.view import html
 
-    return html.render((_panel(prediction),), prediction.schedule.name)
+    return html.render(title=prediction.schedule.name, panels=(_panel(prediction),))
 
 
 def _perfetto(prediction: Prediction) -> bytes:
     from fullbore.view import perfetto
 
-    return perfetto.render((prediction.timeline,))
+    return perfetto.render((_panel(prediction),))
 
 
 def _json(prediction: Prediction) -> str:
