@@ -9,9 +9,10 @@ the last stage down. The bubble is a v-th of 1F1B's, for v times as many message
 activations, not fewer. Sources: Narayanan et al., 2021, https://arxiv.org/abs/2104.04473;
 Megatron Core's `microbatch_group_size_per_vp_stage` for G.
 
-Megatron asks for M in whole groups. Here any M runs: the schedule of the next multiple of G is
-made and the microbatches that do not exist are left out of it, which takes nothing away that
-another microbatch waits for.
+Megatron refuses a last group of fewer than P microbatches. Here any M runs: such a group is made
+P large, and the microbatches that do not exist are then left out, which takes away nothing that
+another one waits for. Wherever Megatron's own order for a short last group does not deadlock, this
+is never slower, and up to a fifth faster.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ def interleaved(
 ) -> Schedule:
     """Interleaved 1F1B on P = ranks, v = virtual_stages each, M = microbatches.
 
-    microbatch_group_size: G, at least P, by default P. Compute actions only, looped placement.
-    Rank r warms up with min(2(P-1-r)+(v-1)G, Mv) forwards of one stage and microbatch. With
-    G = P dividing M: idle a rank (P-1)(T_F+T_B)/v; rank r holds ((v-1)P+2(P-1-r)+1)/v
-    microbatches, at most M. Raises ScheduleError where P, v or M < 1, or G < P.
+    microbatch_group_size: G, at least P, by default P; more than M counts as M. Compute actions
+    only, looped placement. Rank r warms up with min(2(P-1-r)+(v-1)G, Mv) forwards of one stage
+    and microbatch. With G = P dividing M: idle a rank (P-1)(T_F+T_B)/v; rank r holds
+    ((v-1)P+2(P-1-r)+1)/v microbatches, at most M. ScheduleError where P, v or M < 1, or G < P.
     """
     check_numbers(ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
     group = ranks if microbatch_group_size is None else microbatch_group_size
@@ -47,7 +48,6 @@ def interleaved(
             f"microbatch_group_size (G) is {group} and ranks (P) {ranks}: a group must fill the "
             f"pipeline, so the nearest legal value is {ranks}"
         )
-    group = min(group, max(ranks, microbatches))  # a larger group would only be cut again
     return Schedule(
         name="interleaved",
         microbatches=microbatches,
@@ -59,19 +59,22 @@ def interleaved(
 def _programs(
     ranks: int, microbatches: int, virtual_stages: int, group: int
 ) -> tuple[Program, ...]:
-    """All ranks' programs: that of whole groups, less the microbatches that do not exist."""
-    whole = -(-microbatches // group) * group
+    """All ranks' programs: that of a full last group, less the microbatches that do not exist."""
+    short = microbatches % group
+    whole = microbatches - short + ranks if 0 < short < ranks else microbatches
+    group = min(group, whole)
     step = np.arange(whole * virtual_stages, dtype=np.int32)
-    chunk = step // group % virtual_stages
-    microbatch = step // (group * virtual_stages) * group + step % group
+    first = step // (group * virtual_stages) * group  # microbatch of the step's group
+    size = np.minimum(group, whole - first)
+    chunk = (step - first * virtual_stages) // size
+    microbatch = first + (step - first * virtual_stages) % size
 
     def program(rank: int) -> Program:
-        first = np.int32(rank)
         warmup = min(2 * (ranks - 1 - rank) + (virtual_stages - 1) * group, len(step))
         made = one_forward_one_backward(
-            forward=Order(stage=chunk * np.int32(ranks) + first, microbatch=microbatch),
+            forward=Order(stage=chunk * ranks + rank, microbatch=microbatch),
             backward=Order(
-                stage=(virtual_stages - 1 - chunk) * np.int32(ranks) + first, microbatch=microbatch
+                stage=(virtual_stages - 1 - chunk) * ranks + rank, microbatch=microbatch
             ),
             warmup=warmup,
         )

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from fullbore.errors import ScheduleError
 
-__all__ = ["MOST_ACTIONS", "check_numbers"]
+__all__ = ["MOST_ACTIONS", "MOST_RANKS", "check_numbers"]
+
+MOST_RANKS = 8192
 
 # A schedule this large takes about 2 GB as arrays; P=1024, v=32, M=1024 has 67 million.
 MOST_ACTIONS = 100_000_000
 
 
 def check_numbers(*, ranks: int, microbatches: int, virtual_stages: int = 1) -> None:
-    """Refuse P, v or M below 1, and schedules of more than MOST_ACTIONS actions (ScheduleError)."""
+    """Refuse P, v or M below 1, P above MOST_RANKS, and more than MOST_ACTIONS actions.
+
+    Raises ScheduleError, which names the nearest legal value.
+    """
     for name, letter, value in (
         ("ranks", "P", ranks),
         ("microbatches", "M", microbatches),
@@ -22,11 +27,13 @@ def check_numbers(*, ranks: int, microbatches: int, virtual_stages: int = 1) -> 
     ):
         if value < 1:
             raise ScheduleError(f"{name} ({letter}) is {value}: the nearest legal value is 1")
+    if ranks > MOST_RANKS:
+        raise ScheduleError(f"ranks (P) is {ranks}: the nearest legal value is {MOST_RANKS}")
     actions = 2 * ranks * virtual_stages * microbatches
     if actions > MOST_ACTIONS:
         most = MOST_ACTIONS // (2 * ranks * virtual_stages)
-        advice = f"the nearest legal value is {most}" if most else "use fewer ranks"
+        advice = f"the nearest legal M is {most}" if most else "take fewer virtual stages (v)"
         raise ScheduleError(
-            f"P={ranks}, v={virtual_stages}, M={microbatches} make {actions:,} actions and "
-            f"{MOST_ACTIONS:,} are supported: of microbatches, {advice}"
+            f"P={ranks}, v={virtual_stages}, M={microbatches} make {actions:,} actions, more than "
+            f"the {MOST_ACTIONS:,} that are supported: {advice}"
         )
