@@ -31,7 +31,7 @@ class Kind(IntEnum):
 COMPUTE_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 COMMUNICATION_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
-_PATTERN = re.compile(r"(\d{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d{1,9})")
+_PATTERN = re.compile(r"([0-9]{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -40,7 +40,7 @@ class Dependencies:
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
-    """The dependency graph of a schedule, program order (each action after the one before) aside."""
+    """The dependency graph of a schedule, without the order of each program."""
     flat = schedule.flat()
     table = _Table(flat, schedule.stages, schedule.microbatches)
     value, stored = (np.full(len(flat.kind), _NONE, dtype=np.int64) for _ in range(2))
@@ -83,7 +83,7 @@ class _Table:
         self._tables: dict[Kind, Indices] = {}
 
     def find(self, kind: Kind, stage_step: int) -> Indices:
-        """For each action [N]: where (kind, its stage + stage_step, its microbatch) stands, or -1."""
+        """For each action [N]: where (kind, stage + stage_step, microbatch) stands, or -1."""
         stage = self._flat.stage + stage_step
         inside = (stage >= 0) & (stage < self._stages)
         inside &= self._flat.microbatch < self._microbatches

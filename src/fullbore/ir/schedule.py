@@ -168,6 +168,6 @@ class Schedule:
     @staticmethod
     def from_csv(path: str | PathLike[str]) -> Schedule:
         """Read PyTorch's CSV format, both of its variants; NotationError names line and column."""
-        from fullbore.ir.text import read_text, from_text
+        from fullbore.ir.text import from_text, read_text
 
         return from_text(read_text(path), name=Path(path).stem)

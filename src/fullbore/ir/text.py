@@ -20,7 +20,7 @@ from fullbore.ir.schedule import Program, Schedule
 
 __all__ = ["from_text", "read_text", "to_text"]
 
-_SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
+_SHARDING = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)")
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
@@ -42,13 +42,13 @@ def from_text(text: str, *, name: str = "csv") -> Schedule:
 
     Raises NotationError naming line and column (both 1-based, the column counted in cells).
     """
-    rows = [line for line in text.lstrip("\ufeff").splitlines()]
+    rows = text.lstrip("\ufeff").splitlines()
     while rows and not rows[-1].strip(" ,"):
         rows.pop()
     if not rows:
         raise NotationError("the schedule is empty: write one row of actions a rank")
     programs = tuple(Program.of(_row(line, number)) for number, line in enumerate(rows, start=1))
-    return _assemble(programs, name)
+    return _assemble(programs, rows, name)
 
 
 def _row(line: str, number: int) -> list[Action]:
@@ -59,7 +59,7 @@ def _row(line: str, number: int) -> list[Action]:
         except NotationError as error:
             raise NotationError(f"line {number}, column {column}: {error}") from None
     if not actions:
-        raise NotationError(f"line {number}: rank {number - 1} has no action")
+        raise NotationError(f"line {number}, column 1: rank {number - 1} has no action")
     return actions
 
 
@@ -70,18 +70,32 @@ def _cell(cell: str) -> list[Action]:
     return [Action.parse(part) for part in (pair.group(1).split(";") if pair else [cell])]
 
 
-def _assemble(programs: tuple[Program, ...], name: str) -> Schedule:
+def _assemble(programs: tuple[Program, ...], rows: list[str], name: str) -> Schedule:
     """Infer placement and M, refusing gaps before anything is allocated for them."""
-    for what, column in (("stage", "stage"), ("microbatch", "microbatch")):
-        present = np.unique(np.concatenate([getattr(program, column) for program in programs]))
-        if len(present) != present[-1] + 1:
+    for what in ("stage", "microbatch"):
+        present = np.unique(np.concatenate([getattr(program, what) for program in programs]))
+        last = int(present[-1])
+        if len(present) != last + 1:
             gap = int(np.flatnonzero(present != np.arange(len(present)))[0])
-            raise NotationError(f"{what} {gap} appears nowhere, but {what} {present[-1]} does")
+            raise NotationError(
+                f"{_locate(rows, what, last)}: {what} {last} is here, but {what} {gap} is nowhere"
+            )
     return Schedule(
         name=name,
         microbatches=int(max(program.microbatch.max() for program in programs)) + 1,
         placement=_infer_placement(programs),
         programs=programs,
+    )
+
+
+def _locate(rows: list[str], what: str, value: int) -> str:
+    """Line and column of the first action of this stage, or microbatch."""
+    return next(
+        f"line {number}, column {column}"
+        for number, line in enumerate(rows, start=1)
+        for column, cell in enumerate(line.split(","), start=1)
+        for action in _cell(cell.strip().strip('"'))
+        if getattr(action, what) == value
     )
 
 
@@ -95,5 +109,7 @@ def _infer_placement(programs: tuple[Program, ...]) -> Placement:
     owners = counts.argmax(axis=0)
     for rank in range(len(programs)):
         if rank not in owners:
-            raise NotationError(f"line {rank + 1}: rank {rank} computes no stage of its own")
+            raise NotationError(
+                f"line {rank + 1}, column 1: rank {rank} computes no stage of its own"
+            )
     return Placement(stage_to_rank=tuple(int(owner) for owner in owners))

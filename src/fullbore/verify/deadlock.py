@@ -62,11 +62,11 @@ def _stuck(flat: FlatSchedule, needs: Indices) -> Iterator[Finding]:
 
 def _cycle(flat: FlatSchedule, needs: Indices, reached: Indices, rank: int) -> str:
     """The circle of ranks that wait for one another, which every stuck rank leads into."""
-    path: list[int] = []
+    path: dict[int, int] = {}
     while rank not in path:
-        path.append(rank)
+        path[rank] = len(path)
         rank = int(flat.rank[needs[reached[rank]]])
-    circle = [*path[path.index(rank) :], rank]
+    circle = [*list(path)[path[rank] :], rank]
     if len(circle) > _MOST_RANKS_OF_A_CYCLE:
         return f" (a circle of {len(circle) - 1} ranks)"
     return f" (in a circle: rank {' -> '.join(map(str, circle))})"
@@ -85,7 +85,8 @@ def _blocked(case: Case) -> Iterator[Finding]:
         ahead = window(link, ranks=channelled.ranks)
         needs[messages.send[start + ahead : stop]] = messages.receive[start : stop - ahead]
     for finding in _stuck(flat, needs):
-        yield finding if case.communicates else _beside_its_compute(flat, finding)
+        told = replace(finding, remedy=f"let sends overlap with computation, or {finding.remedy}")
+        yield told if case.communicates else _beside_its_compute(flat, told)
 
 
 def _beside_its_compute(flat: FlatSchedule, finding: Finding) -> Finding:
