@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fullbore.cost import Costs
 from fullbore.ir import Placement, Program, Schedule, from_text
+from fullbore.sim import simulate
 from fullbore.timeline import summarize
 
 # time     0  1  2  3  4  5  6  7  8  9 10
@@ -84,3 +86,12 @@ def test_an_empty_timeline_has_no_bubble(draw):
     found = summarize(draw([], []), SCHEDULE)
     assert (found.makespan_s, found.bubble_fraction, found.bubble_overhead) == (0, 0, 0)
     assert found.peak_activations == (0, 0)
+
+
+def test_rounding_makes_no_negative_idle_time():
+    # Summed in floating point, the steady idle time of rank 1 comes out just below zero.
+    schedule = from_text("0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2")
+    costs = Costs.uniform(stages=2, forward_s=0.3, backward_s=0.7)
+    found = summarize(simulate(schedule, costs), schedule)
+    assert found.idle_s == pytest.approx((1, 1))
+    assert all(0 <= steady < 1e-12 for steady in found.steady_idle_s)

@@ -136,8 +136,9 @@ def _sum(compute: _Compute, values: Floats) -> Floats:
 
 
 def _tuple(values: Floats) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
+    """As plain numbers; a time that rounding has put below zero is none."""
+    return tuple(max(0.0, float(value)) for value in values)
 
 
 def _share(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 0.0
+    return max(0.0, part / whole) if whole > 0 else 0.0
