@@ -66,7 +66,7 @@ def _document(file: Path, schedule: Schedule, violations: list[Violation]) -> di
             {
                 "rank": violation.rank,
                 "index": violation.index,
-                "action": None if violation.action is None else str(violation.action),
+                "action": str(violation.action),
                 "rule": violation.rule,
                 "detail": violation.detail,
                 "remedy": violation.remedy,
@@ -80,5 +80,6 @@ def _print(file: Path, schedule: Schedule, violations: list[Violation]) -> None:
     for violation in violations:
         print(violation)
     size = f"{schedule.ranks} ranks, {schedule.stages} stages, {schedule.microbatches} microbatches"
-    found = f"{len(violations)} violations" if violations else "obeys every law"
+    plural = "" if len(violations) == 1 else "s"
+    found = f"{len(violations)} violation{plural}" if violations else "obeys every law"
     print(f"{file}: {found} ({size}, {schedule.actions} actions)")

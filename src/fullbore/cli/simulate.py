@@ -80,40 +80,36 @@ def simulate(
 
 def _print(prediction: Prediction, path: list[int]) -> None:
     from fullbore.cli.figures import headline, totals
-    from fullbore.cli.output import table
 
-    print(headline(prediction), table(_RANK_COLUMNS, _rank_rows(prediction)), sep="\n\n")
+    print(headline(prediction), _rank_table(prediction), sep="\n\n")
     print("", *totals(prediction), _critical(prediction, path), sep="\n")
 
 
-_RANK_COLUMNS = (
-    "rank",
-    "busy",
-    "idle",
-    "warm-up",
-    "steady",
-    "cool-down",
-    "imbalance",
-    "peak activations",
-)
-
-
-def _rank_rows(prediction: Prediction) -> list[list[str]]:
-    from fullbore.cli.figures import seconds
+def _rank_table(prediction: Prediction) -> str:
+    """Idle time by phase and peak activations, a row a rank, all times in one unit."""
+    from fullbore.cli.output import table
+    from fullbore.view.units import time_unit
 
     summary = prediction.summary
-    columns = (
-        summary.busy_s,
-        summary.idle_s,
-        summary.warmup_idle_s,
-        summary.steady_idle_s,
-        summary.cooldown_idle_s,
-        summary.imbalance_s,
-    )
-    return [
-        [str(rank), *map(seconds, times), f"{summary.peak_activations[rank]:.4g}"]
-        for rank, times in enumerate(zip(*columns, strict=True))
+    unit = time_unit(summary.makespan_s)
+    columns = {
+        "busy": summary.busy_s,
+        "idle": summary.idle_s,
+        "warm-up": summary.warmup_idle_s,
+        "steady": summary.steady_idle_s,
+        "cool-down": summary.cooldown_idle_s,
+        "imbalance": summary.imbalance_s,
+    }
+    header = ["rank", *(f"{name}, {unit.symbol}" for name in columns), "peak activations"]
+    rows = [
+        [
+            str(rank),
+            *(unit.number(round(value, 12), digits=4) for value in times),
+            f"{summary.peak_activations[rank]:.4g}",
+        ]
+        for rank, times in enumerate(zip(*columns.values(), strict=True))
     ]
+    return table(header, rows)
 
 
 def _critical(prediction: Prediction, path: list[int]) -> str:
