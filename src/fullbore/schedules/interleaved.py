@@ -1,7 +1,7 @@
 """Interleaved 1F1B, Megatron's: v stages a rank, taken in turn by groups of G microbatches.
 
-    P = 2, v = 2, M = 4, G = 2 (stages 0 and 2 on rank 0, 1 and 3 on rank 1)
-    rank 0  0F0 0F1 2F0 2F1 | 0F2  -- 2B0 0F3 2B1 2F2 0B0 2F3 0B1  -- | 2B2 2B3 0B2 0B3
+    P = 2, v = 2, M = 4, G = 2 (stages 0 and 2 on rank 0, 1 and 3 on rank 1; F and B equally long)
+    rank 0  0F0 0F1 2F0 2F1 | 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1  -- | 2B2  -- 2B3 0B2 0B3
     rank 1   -- 1F0 1F1 | 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 | 1B2 1B3  --
 
 A group runs through a rank's first stage, then its second, ...; the backwards do the same from
