@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from fullbore.ir import COMPUTE_KINDS, Kind
 from fullbore.view.embed import embed_report
@@ -184,31 +186,31 @@ def _panel(panel: Panel, unit: TimeUnit) -> str:
 
 def _numbers(panel: Panel, unit: TimeUnit) -> Table:
     """What the chart shows, for those who cannot see it: one row a rank."""
-    timeline = panel.timeline
-    rows = []
-    for rank in range(timeline.ranks):
-        mine = (timeline.rank == rank) & timeline.is_compute
-        start, end = timeline.start_s[mine], timeline.end_s[mine]
-        busy_s = float((end - start).sum())
-        stages = ", ".join(str(stage) for stage in np.unique(timeline.stage[mine]))
-        times_s = (
-            float(start.min(initial=np.inf)) if len(start) else 0.0,
-            float(end.max(initial=0.0)),
-            busy_s,
-            timeline.makespan_s - busy_s,
-        )
-        cells = (f"rank {rank}", stages, str(len(start)), *(unit.number(t) for t in times_s))
-        rows.append((*cells, *_peak(panel, rank)))
     times = tuple(f"{name}, {unit.symbol}" for name in ("first start", "last end", "busy", "idle"))
     curve = (f"peak of {panel.curve_name}, {panel.curve_unit}",) if panel.curves else ()
+    timeline = panel.timeline
+    compute = np.flatnonzero(timeline.is_compute)
+    bounds = np.searchsorted(timeline.rank[compute], np.arange(timeline.ranks + 1)).tolist()
+    end_s = timeline.makespan_s
     return Table(
         caption="",
         headers=("rank", "stages", "compute actions", *times, *curve),
-        rows=tuple(rows),
+        rows=tuple(
+            _numbers_of(panel, rank, compute[first:last], end_s, unit)
+            for rank, (first, last) in enumerate(pairwise(bounds))
+        ),
     )
 
 
-def _peak(panel: Panel, rank: int) -> tuple[str, ...]:
+def _numbers_of(
+    panel: Panel, rank: int, spans: npt.NDArray[np.int64], end_s: float, unit: TimeUnit
+) -> tuple[str, ...]:
+    start, end = panel.timeline.start_s[spans], panel.timeline.end_s[spans]
+    first_s = float(start.min()) if len(spans) else 0.0
+    busy_s = float((end - start).sum())
+    stages = ", ".join(map(str, np.unique(panel.timeline.stage[spans])))
+    times_s = (first_s, float(end.max(initial=0.0)), busy_s, end_s - busy_s)
+    cells = (f"rank {rank}", stages, str(len(spans)), *(unit.number(t) for t in times_s))
     if not panel.curves:
-        return ()
-    return (amount(float(panel.curves[rank].values.max(initial=0.0)), panel.curve_unit),)
+        return cells
+    return (*cells, amount(float(panel.curves[rank].values.max(initial=0.0)), panel.curve_unit))

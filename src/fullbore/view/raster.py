@@ -107,7 +107,8 @@ def _merged(
         column * len(palette) + look, weights=right - left, minlength=columns * len(palette)
     ).reshape(columns, len(palette))
     total = filled.sum(axis=1)
-    level = np.ceil(np.minimum(total, 1.0) * _STRENGTHS).astype(np.int64)
+    level = np.round(np.minimum(total, 1.0) * _STRENGTHS)
+    level = np.where(total > 0, np.maximum(level, 1), 0).astype(np.int64)
     mean = filled @ np.array([rgb(color) for color in palette]) / np.maximum(total, 1e-12)[:, None]
     coarse = np.minimum(np.round(mean / _COARSE) * _COARSE, 255).astype(np.int64)
     most = filled.argmax(axis=1)

@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from fullbore.ir import Kind
+from fullbore.timeline import Curve
 from fullbore.view.palette import CURVE, IDLE_DARK, IDLE_LIGHT, LABELS, ink, shade
 from fullbore.view.panel import Panel, extent_s
 from fullbore.view.raster import Bar, Rows, rows
@@ -65,6 +66,17 @@ class _Scale:
         return self.bar_px + (self.curve_px + 2 if panel.curves else 0) + 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plot:
+    """A panel and what all its rows need: bars, scale, where it ends, its highest curve."""
+
+    panel: Panel
+    laid: Rows
+    scale: _Scale
+    end_px: float
+    peak: float
+
+
 def render(panels: Sequence[Panel], *, width_px: int = 1200) -> str:
     """The panels one above the other as one SVG document; `width_px` is at least 400."""
     width_px = max(400, width_px)
@@ -85,7 +97,7 @@ def render(panels: Sequence[Panel], *, width_px: int = 1200) -> str:
         columns = math.ceil(plot_px / scale.column_px)
         per_s = plot_px / scale.column_px / scale.extent_s
         laid = rows(panel.timeline, columns=columns, columns_per_s=per_s)
-        body += _panel(panel, laid, scale, y)
+        body += _panel(_plot(panel, laid, scale), y)
         y += _height_px(panel, scale)
         chunks = max(chunks, laid.chunks)
         kinds |= {int(kind) for kind in np.unique(panel.timeline.kind[panel.timeline.is_compute])}
@@ -111,26 +123,34 @@ def _height_px(panel: Panel, scale: _Scale) -> int:
     return _TITLE + facts + panel.timeline.ranks * scale.row_px(panel) + _AXIS + _GAP
 
 
-def _panel(panel: Panel, laid: Rows, scale: _Scale, y: float) -> list[str]:
+def _plot(panel: Panel, laid: Rows, scale: _Scale) -> _Plot:
+    peaks = [float(curve.values.max(initial=0.0)) for curve in panel.curves]
+    return _Plot(
+        panel=panel,
+        laid=laid,
+        scale=scale,
+        end_px=scale.x(panel.timeline.makespan_s),
+        peak=max(peaks, default=0.0),
+    )
+
+
+def _panel(plot: _Plot, y: float) -> list[str]:
+    panel, scale = plot.panel, plot.scale
     lines = [_text(_GUTTER, y + 14, panel.title, "title")]
     if panel.facts:
         lines.append(_text(_GUTTER, y + 33, "  ·  ".join(panel.facts)))
     y += _TITLE + (_FACT if panel.facts else 0)
-    hints = sum(map(len, laid.bars)) <= _MOST_HINTS
-    for rank, bars in enumerate(laid.bars):
+    hints = sum(map(len, plot.laid.bars)) <= _MOST_HINTS
+    for rank, bars in enumerate(plot.laid.bars):
         top = y + rank * scale.row_px(panel)
         lines.append(_text(_GUTTER - 8, top + scale.bar_px / 2 + 4, f"rank {rank}", "rank"))
-        lines.append(_idle(panel, scale, top))
+        idle_px = plot.end_px - _GUTTER
+        lines.append(_rect(_GUTTER, top, idle_px, scale.bar_px, 'class="idle"'))
         for bar in bars:
             lines += _bar(panel, bar, scale, top, hints=hints)
         if panel.curves:
-            lines += _curve(panel, rank, scale, top + scale.bar_px + 2)
+            lines += _curve(plot, rank, top + scale.bar_px + 2)
     return lines + _axis(scale, y + panel.timeline.ranks * scale.row_px(panel))
-
-
-def _idle(panel: Panel, scale: _Scale, top: float) -> str:
-    width = scale.x(panel.timeline.makespan_s) - _GUTTER
-    return _rect(_GUTTER, top, width, scale.bar_px, 'class="idle"')
 
 
 def _bar(panel: Panel, bar: Bar, scale: _Scale, top: float, *, hints: bool) -> list[str]:
@@ -158,33 +178,30 @@ def _hint(panel: Panel, bar: Bar, scale: _Scale) -> str:
     return f"<title>{action}: {start} to {end} {unit.symbol}</title>"
 
 
-def _curve(panel: Panel, rank: int, scale: _Scale, top: float) -> list[str]:
+def _curve(plot: _Plot, rank: int, top: float) -> list[str]:
     """A step curve as an area, all ranks of a panel to one height; its peak at the right."""
-    peak = max((float(curve.values.max(initial=0.0)) for curve in panel.curves), default=0.0)
-    curve, bottom = panel.curves[rank], top + scale.curve_px
-    own = float(curve.values.max(initial=0.0))
-    label = _text(
-        _GUTTER + scale.plot_px + 8, bottom - 2, f"peak {amount(own, panel.curve_unit)}", "peak"
-    )
-    if peak <= 0.0:
+    curve, scale = plot.panel.curves[rank], plot.scale
+    bottom = top + scale.curve_px
+    own = amount(float(curve.values.max(initial=0.0)), plot.panel.curve_unit)
+    label = _text(_GUTTER + scale.plot_px + 8, bottom - 2, f"peak {own}", "peak")
+    if plot.peak <= 0.0:
         return [label]
     points = [f"M{_n(_GUTTER)} {_n(bottom)}"]
-    for x, value in _steps(curve.times_s, curve.values, scale):
-        points.append(f"H{_n(x)}V{_n(bottom - scale.curve_px * value / peak)}")
-    points.append(f"H{_n(scale.x(panel.timeline.makespan_s))}V{_n(bottom)}Z")
+    for x, value in _steps(curve, scale):
+        points.append(f"H{_n(x)}V{_n(bottom - scale.curve_px * value / plot.peak)}")
+    points.append(f"H{_n(plot.end_px)}V{_n(bottom)}Z")
     return [f'<path class="curve" d="{"".join(points)}"/>', label]
 
 
-def _steps(times_s: np.ndarray, values: np.ndarray, scale: _Scale) -> list[tuple[float, float]]:
-    """The curve's steps in pixels; of the steps within one pixel, the highest."""
-    steps: list[tuple[float, float]] = []
-    for time_s, value in zip(times_s.tolist(), values.tolist(), strict=True):
-        x = scale.x(time_s)
-        if steps and math.floor(steps[-1][0] * 2) == math.floor(x * 2):
-            steps[-1] = (steps[-1][0], max(steps[-1][1], value))
-        else:
-            steps.append((x, value))
-    return steps
+def _steps(curve: Curve, scale: _Scale) -> list[tuple[float, float]]:
+    """The curve's steps as (pixel, value); of the steps within half a pixel, the highest."""
+    half_pixel = np.floor(curve.times_s * (2 * scale.plot_px / scale.extent_s))
+    first = np.flatnonzero(np.diff(half_pixel, prepend=-1.0))
+    if not len(first):
+        return []
+    highest = np.maximum.reduceat(curve.values, first)
+    x = _GUTTER + scale.plot_px / scale.extent_s * curve.times_s[first]
+    return list(zip(x.tolist(), highest.tolist(), strict=True))
 
 
 def _axis(scale: _Scale, y: float) -> list[str]:

@@ -120,7 +120,7 @@ def _frame(timeline: Timeline, columns: int, label_width: int) -> _Frame:
         return _Frame(columns=columns, lines=1, per_s=0.0)
     per_s = label_width / float(np.quantile(duration_s, 0.1, method="lower"))
     whole = max(label_width, columns - columns % label_width)
-    needed = math.ceil(extent_s * per_s - 1e-6)
+    needed = math.floor(extent_s * per_s + 0.5)
     if needed <= columns:
         return _Frame(columns=columns, lines=1, per_s=per_s)
     lines = math.ceil(needed / whole)
@@ -131,7 +131,7 @@ def _frame(timeline: Timeline, columns: int, label_width: int) -> _Frame:
 
 def _grid(timeline: Timeline, frame: _Frame, *, color: bool, numbered: bool) -> list[list[_Cell]]:
     """The cells [P][columns of all lines together]."""
-    total = max(1, math.ceil(timeline.makespan_s * frame.per_s - 1e-6))
+    total = max(1, math.floor(timeline.makespan_s * frame.per_s + 0.5))
     laid = rows(timeline, columns=total, columns_per_s=frame.per_s)
     grid = []
     for bars in laid.bars:
