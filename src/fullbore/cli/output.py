@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["console", "print_json", "table", "to_json", "write"]
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
 
 def to_json(document: Mapping[str, object] | Sequence[object]) -> str:
     """JSON for people and programs: one key or entry a line, numbers unrounded."""
     if isinstance(document, Mapping):
-        lines = [f"{_compact(key)}: {_value(value)}" for key, value in document.items()]
+        lines = [f"{_encode(key)}: {_value(value)}" for key, value in document.items()]
         return _wrap("{", lines, "}", indent=2) + "\n"
     return _value(document, indent=2) + "\n"
 
@@ -26,12 +28,8 @@ def to_json(document: Mapping[str, object] | Sequence[object]) -> str:
 def _value(value: object, *, indent: int = 4) -> str:
     """A list of objects with one of them a line; everything else on one line."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return _wrap("[", [_compact(entry) for entry in value], "]", indent=indent)
-    return _compact(value)
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return _wrap("[", [_encode(entry) for entry in value], "]", indent=indent)
+    return _encode(value)
 
 
 def _wrap(opening: str, lines: list[str], closing: str, *, indent: int) -> str:
