@@ -92,7 +92,7 @@ def describe(prediction: Prediction) -> dict[str, object]:
 
 
 def spans(timeline: Timeline, chosen: Sequence[int] | None = None) -> list[dict[str, object]]:
-    """Spans as JSON: all of them, or those at the chosen indices; made from the arrays, for speed."""
+    """Spans as JSON: all of them, or those at the chosen indices; from the arrays, for speed."""
     from fullbore.ir import Kind
 
     at = slice(None) if chosen is None else list(chosen)
