@@ -25,6 +25,7 @@ __all__ = [
     "PipelineShape",
     "add_pipeline_optimization_args",
     "count_microbatches",
+    "choose_schedule",
     "count_virtual_stages",
     "schedule_from_args",
     "shape_from_args",

@@ -1,0 +1,91 @@
+"""The training loop: steps, evaluations and checkpoints in order, until done or asked to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from fullbore.errors import CheckpointError, ConfigError
+from fullbore.train.checkpoint import has_checkpoints
+from fullbore.train.export import export
+from fullbore.train.trainer import StepReport, Trainer
+
+__all__ = ["Observer", "train"]
+
+
+class Observer(Protocol):
+    """Who is told about a run: a terminal and files, or a test."""
+
+    def begin(self, trainer: Trainer) -> None: ...
+    def stepped(self, report: StepReport) -> None: ...
+    def evaluated(self, step: int, loss: float) -> None: ...
+    def saved(self, checkpoint: Path) -> None: ...
+    def exported(self, folder: Path) -> None: ...
+    def stopped(self, step: int) -> None: ...
+
+
+def train(trainer: Trainer, *, observer: Observer, should_stop: Callable[[], bool]) -> bool:
+    """Train to the last step, or until should_stop() is true on any rank; every rank calls.
+
+    Resumes from `load` where the settings say so. A checkpoint is written every save_interval
+    steps, at the end, and before stopping; the model is exported at the end. Returns whether the
+    run came to its end. Raises FullboreError.
+    """
+    settings, team = trainer.settings, trainer.team
+    _check_target(trainer)
+    if settings.load is not None:
+        trainer.resume(settings.load)
+    observer.begin(trainer)
+    _evaluate(trainer, observer)
+    saved_at = None
+    while trainer.step < settings.train_iters:
+        observer.stepped(trainer.train_step())
+        if team.any(should_stop()):
+            observer.saved(trainer.save())
+            observer.stopped(trainer.step)
+            return False
+        if settings.eval_interval and trainer.step % settings.eval_interval == 0:
+            _evaluate(trainer, observer)
+        if settings.save_interval and trainer.step % settings.save_interval == 0:
+            observer.saved(trainer.save())
+            saved_at = trainer.step
+    if saved_at != trainer.step:
+        observer.saved(trainer.save())
+    if settings.eval_interval and trainer.step % settings.eval_interval != 0:
+        _evaluate(trainer, observer)
+    _export(trainer, observer)
+    return True
+
+
+def _check_target(trainer: Trainer) -> None:
+    """Refuse to mix two runs' checkpoints, or to find at the end that there is no room."""
+    settings = trainer.settings
+
+    def check() -> None:
+        if has_checkpoints(settings.save) and settings.load is None:
+            raise ConfigError(
+                f"{settings.save} has checkpoints of another run: go on with it by --load "
+                f"{settings.save}, or give another folder with --save"
+            )
+        if settings.export is not None and settings.export.exists():
+            raise ConfigError(f"{settings.export} exists already: --export makes a new folder")
+
+    trainer.team.together(check, wrong=ConfigError)
+
+
+def _evaluate(trainer: Trainer, observer: Observer) -> None:
+    loss = trainer.evaluate()
+    if loss is not None:
+        observer.evaluated(trainer.step, loss)
+
+
+def _export(trainer: Trainer, observer: Observer) -> None:
+    target = trainer.settings.export
+    if target is None:
+        return
+
+    def work() -> Path:
+        return export(trainer.settings.save, target) if trainer.team.leads else target
+
+    observer.exported(trainer.team.together(work, wrong=CheckpointError))

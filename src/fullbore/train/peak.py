@@ -1,0 +1,57 @@
+"""What the devices can do at most, for MFU: a data sheet's figure, or what matrix products reach.
+
+A CPU's peak is measured, since nobody knows its data sheet under a given number of threads; for
+GPUs the *dense* 16-bit figure of the sheet is taken (figures with sparsity are twice as high and
+would halve everyone's MFU).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["peak_flops"]
+
+_DENSE_BF16_FLOPS = {  # NVIDIA's and AMD's data sheets
+    "A100": 312e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "GB200": 2500e12,
+    "MI300X": 1307e12,
+}
+_SIZE = 1024  # of the square matrices that are multiplied
+_TRIES = 5
+
+
+def peak_flops(
+    device: torch.device, dtype: torch.dtype, *, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """FLOP/s that one rank's device can reach in matrix products of this type.
+
+    From the table of dense 16-bit peaks where the device is in it, else the best of a few
+    products that are timed now, with the threads that this process has.
+    """
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        name = torch.cuda.get_device_name(device)
+        for known in sorted(_DENSE_BF16_FLOPS, key=len, reverse=True):
+            if known in name:
+                return _DENSE_BF16_FLOPS[known]
+    left, right = (torch.randn(_SIZE, _SIZE, device=device).to(dtype) for _ in range(2))
+    best_s = min(_time_product(left, right, clock) for _ in range(_TRIES))
+    return float(2 * _SIZE**3 / best_s)
+
+
+def _time_product(left: torch.Tensor, right: torch.Tensor, clock: Callable[[], float]) -> float:
+    _wait(left.device)
+    start_s = clock()
+    torch.mm(left, right)
+    _wait(left.device)
+    return max(clock() - start_s, 1e-9)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

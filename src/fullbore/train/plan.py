@@ -1,0 +1,72 @@
+"""What a run will be, decided from settings and the model's configuration before anything starts.
+
+The launcher makes this plan to refuse early, and every rank makes it again, the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullbore.ir import Schedule
+from fullbore.train.anatomy import Anatomy, examine
+from fullbore.train.balance import PieceCosts, balance, piece_costs
+from fullbore.train.build import empty_model
+from fullbore.train.settings import TrainSettings
+from fullbore.train.sources import read_config
+from fullbore.train.stages import Part, parts_of
+
+__all__ = ["Plan", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A model, how it is cut, and the schedule that it runs on.
+
+    folder: with configuration, tokenizer and weights. parts: one a stage, in the model's order.
+    """
+
+    folder: Path
+    config: Any
+    anatomy: Anatomy
+    costs: PieceCosts
+    parts: tuple[Part, ...]
+    schedule: Schedule
+
+    def describe(self) -> list[str]:
+        """One line a stage: what it holds, where, and its share of the compute."""
+        total = self.costs.embedding + sum(self.costs.layers) + self.costs.head
+        lines = []
+        for part in self.parts:
+            held = range(part.first_layer, part.end_layer)
+            cost = sum(self.costs.layers[layer] for layer in held)
+            pieces = ["embedding"] if part.is_first else []
+            pieces += [f"layers {held.start}-{held.stop - 1}"] if held else []
+            pieces += ["head"] if part.is_last else []
+            cost += self.costs.embedding * part.is_first + self.costs.head * part.is_last
+            rank = self.schedule.placement.stage_to_rank[part.stage]
+            share = f"{cost / total:.1%}" if total else "?"
+            lines.append(f"stage {part.stage} on rank {rank}: {', '.join(pieces)} ({share})")
+        return lines
+
+
+def make_plan(settings: TrainSettings, folder: Path) -> Plan:
+    """Cut the model of a folder as the settings ask.
+
+    Raises ModelError, or ConfigError and ScheduleError naming the nearest legal values.
+    """
+    config = read_config(folder)
+    whole = empty_model(config)
+    anatomy = examine(empty_model(config))
+    costs = piece_costs(whole, anatomy, seq_length=settings.seq_length)
+    shape = settings.shape(anatomy.layers)
+    layers = shape.layers or balance(costs, stages=shape.ranks * shape.virtual_stages)
+    return Plan(
+        folder=folder,
+        config=config,
+        anatomy=anatomy,
+        costs=costs,
+        parts=parts_of(anatomy, layers),
+        schedule=shape.build(),
+    )

@@ -1,0 +1,199 @@
+"""What a person sees of a run: a progress bar, or lines where there is no terminal; and files.
+
+`metrics.jsonl` in the run's folder gets one JSON object a step or evaluation, and goes on where
+it was when a run is resumed; TensorBoard gets the same figures if asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from fullbore.errors import ConfigError
+from fullbore.train.trainer import StepReport, Trainer
+
+__all__ = ["METRICS", "Reporter", "Silent"]
+
+METRICS = "metrics.jsonl"
+
+
+class Silent:
+    """The observer of a rank that does not speak."""
+
+    def begin(self, trainer: Trainer) -> None:
+        """Say nothing."""
+
+    def stepped(self, report: StepReport) -> None:
+        """Say nothing."""
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Say nothing."""
+
+    def saved(self, checkpoint: Path) -> None:
+        """Say nothing."""
+
+    def exported(self, folder: Path) -> None:
+        """Say nothing."""
+
+    def stopped(self, step: int) -> None:
+        """Say nothing."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Reporter:
+    """The observer of the leading rank."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._metrics: TextIO | None = None
+        self._board: Any = None
+        self._interval = 1
+
+    def begin(self, trainer: Trainer) -> None:
+        """Describe the run and open its files; ConfigError where they cannot be written."""
+        settings = trainer.settings
+        self._interval = settings.log_interval
+        try:
+            settings.save.mkdir(parents=True, exist_ok=True)
+            self._metrics = (settings.save / METRICS).open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write to --save {settings.save}: {error}") from error
+        self._board = _open_board(settings.tensorboard_dir)
+        for line in _introduction(trainer):
+            self._say(line)
+        if self._console.is_terminal:
+            self._start_bar(trainer)
+
+    def stepped(self, report: StepReport) -> None:
+        """Show a step and write it down."""
+        figures = _figures(report)
+        self._write({"step": report.step, **figures})
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=report.step, shown=_line(report))
+        elif report.step % self._interval == 0:
+            self._say(f"step {report.step}  {_line(report)}")
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Show a held-out loss and write it down."""
+        self._write({"step": step, "held_out_loss": loss})
+        self._say(f"step {step}  held-out loss {loss:.4f}")
+
+    def saved(self, checkpoint: Path) -> None:
+        """Say where a checkpoint lies."""
+        self._say(f"saved {checkpoint}")
+
+    def exported(self, folder: Path) -> None:
+        """Say where the exported model lies."""
+        self._say(f"exported {folder}, a folder that transformers loads")
+
+    def stopped(self, step: int) -> None:
+        """Say that the run was asked to stop."""
+        self._say(f"stopped after step {step}, as asked; --load goes on from there")
+
+    def close(self) -> None:
+        """Close bar and files."""
+        if self._progress is not None:
+            self._progress.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _start_bar(self, trainer: Trainer) -> None:
+        self._progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[shown]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._progress.add_task(
+            "", total=trainer.settings.train_iters, completed=trainer.step, shown=""
+        )
+        self._progress.start()
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _write(self, figures: Mapping[str, Any]) -> None:
+        if self._metrics is not None:
+            self._metrics.write(json.dumps(figures) + "\n")
+            self._metrics.flush()
+        if self._board is not None:
+            for name, value in figures.items():
+                if name != "step" and isinstance(value, int | float):
+                    self._board.add_scalar(name, value, figures["step"])
+
+
+def _introduction(trainer: Trainer) -> list[str]:
+    settings, plan = trainer.settings, trainer.plan
+    schedule, corpus = plan.schedule, trainer.corpus
+    lines = [
+        f"{plan.anatomy.family}, {plan.anatomy.layers} layers, on {schedule.ranks} ranks: "
+        f"{schedule.name}, {schedule.virtual_stages} stages a rank, "
+        f"{schedule.microbatches} microbatches of {settings.micro_batch_size} x "
+        f"{settings.seq_length} tokens",
+        *plan.describe(),
+        f"text: {corpus.documents} documents, {len(corpus.train)} tokens to train on, "
+        f"{len(corpus.held_out)} held out"
+        + (f", {corpus.skipped} files skipped that are no UTF-8" if corpus.skipped else ""),
+        f"MFU is against {trainer.peak_flops / 1e12:.3g} TFLOP/s of all ranks together and counts "
+        f"{plan.costs.counts}",
+    ]
+    if trainer.oversubscribed:
+        lines.append(
+            "more ranks than cores: they take turns, so step times say little and no bubble is told"
+        )
+    if trainer.step:
+        lines.append(f"resumed after step {trainer.step}")
+    return lines
+
+
+def _figures(report: StepReport) -> dict[str, Any]:
+    return {
+        "loss": report.loss,
+        "lr": report.lr,
+        "grad_norm": report.grad_norm,
+        "step_s": report.step_s,
+        "tokens_per_s": report.tokens_per_s,
+        "mfu": report.mfu,
+        "bubble_fraction": report.bubble_fraction,
+        "peak_activation_bytes": report.peak_activation_bytes,
+    }
+
+
+def _line(report: StepReport) -> str:
+    bubble = report.bubble_fraction
+    return (
+        f"loss {report.loss:.4f}  {report.tokens_per_s:,.0f} tokens/s  MFU {report.mfu:.1%}  "
+        + (f"bubble {bubble:.1%}" if bubble is not None else "bubble n/a")
+    )
+
+
+def _open_board(folder: Path | None) -> Any:
+    if folder is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            "--tensorboard-dir needs the package tensorboard: pip install tensorboard"
+        ) from error
+    return SummaryWriter(log_dir=str(folder))
