@@ -49,17 +49,19 @@ class CostsSource:
 
 
 def read_schedule(name: str, shape: Shape) -> Schedule:
-    """The schedule of that name, or the one in that CSV file, which must then be runnable.
+    """The schedule of that name, or else the one in that CSV file, which must obey every law.
 
-    Raises ScheduleError, NotationError or VerificationError.
+    Raises ScheduleError, NotationError, VerificationError or ConfigError.
     """
-    if _is_file(name):
-        return _read_file(name, shape)
     from fullbore.schedules import FAMILIES, build
 
-    if all(family.name != name for family in FAMILIES):
-        known = ", ".join(family.name for family in FAMILIES)
-        raise ScheduleError(f"no schedule or CSV file is called {name!r}: choose one of {known}")
+    known = [family.name for family in FAMILIES]
+    if name not in known:
+        if name.lower().endswith(".csv") or Path(name).is_file():
+            return _read_file(name, shape)
+        raise ScheduleError(
+            f"no schedule or CSV file is called {name!r}: choose one of {', '.join(known)}"
+        )
     if shape.ranks is None or shape.microbatches is None:
         raise ConfigError(f"{name} needs -p (pipeline ranks) and -m (microbatches)")
     return build(
@@ -69,10 +71,6 @@ def read_schedule(name: str, shape: Shape) -> Schedule:
         virtual_stages=shape.virtual_stages,
         microbatch_group_size=shape.group_size,
     )
-
-
-def _is_file(name: str) -> bool:
-    return name.lower().endswith(".csv") or Path(name).is_file()
 
 
 def _read_file(name: str, shape: Shape) -> Schedule:
