@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
 from collections import defaultdict
 
 import numpy as np
-import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb2
 
-from fullbore.errors import ConfigError
 from fullbore.ir import Action
 from fullbore.timeline import Curve
 from fullbore.view import Panel, perfetto
 from fullbore.view.panel import BYTES
-
-pb2 = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
 
 class Parsed:
@@ -133,16 +129,3 @@ def test_times_before_the_step_are_its_beginning(drawn):
     parsed = Parsed(perfetto.render([Panel(title="p", timeline=timeline)]))
     ((start, end, _),) = next(iter(parsed.slices.values()))
     assert (start, end) == (0, 1)
-
-
-def test_without_the_package_the_error_says_what_to_install(drawn, monkeypatch):
-    real = builtins.__import__
-
-    def fail(name, *rest, **more):
-        if name.startswith("perfetto."):
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", fail)
-    with pytest.raises(ConfigError, match="pip install perfetto"):
-        perfetto.render([Panel(title="p", timeline=drawn((0, "0F0", 0, 1)))])

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fullbore.errors import ConfigError
 from fullbore.ir import Kind
 from fullbore.timeline import Curve
 from fullbore.view.panel import BYTES, Panel
@@ -30,25 +29,16 @@ def render(panels: Sequence[Panel]) -> bytes:
     """The panels as one trace, times in nanoseconds from the beginning of each step.
 
     Messages may be under way at the same time; then the communication track has several rows.
-    Raises ConfigError where the package `perfetto` is not installed.
     """
-    writer = _Writer(trace=_trace())
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace  # 0.1 s, so only here
+
+    writer = _Writer(trace=Trace())
     for panel in panels:
         for rank in range(panel.timeline.ranks):
             title = f"{panel.title}: rank {rank}" if len(panels) > 1 else f"rank {rank}"
             _rank(writer, panel, rank, title=title)
     serialized: bytes = writer.trace.SerializeToString()
     return serialized
-
-
-def _trace() -> Any:
-    try:
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
-    except ImportError as error:
-        raise ConfigError(
-            "a Perfetto trace needs the package perfetto: pip install perfetto"
-        ) from error
-    return Trace()
 
 
 def _rank(writer: _Writer, panel: Panel, rank: int, *, title: str) -> None:
