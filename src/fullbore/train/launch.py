@@ -1,0 +1,151 @@
+"""Starting the ranks of one machine with torchrun's own launcher, and hearing how they ended.
+
+Each rank is a process. A rank that fails writes its error to a file, so that the launcher can
+raise it as if it had happened here; signals are passed on, so that Ctrl-C lets every rank save.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from fullbore import errors
+from fullbore.errors import FullboreError, RankError
+
+__all__ = ["StopRequest", "launch_ranks"]
+
+_GRACE_S = 10  # for the ranks that live when another has failed
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def launch_ranks(entry: Callable[..., None], *arguments: Any, ranks: int) -> None:
+    """Run entry(*arguments) in `ranks` processes, with torchrun's environment; wait for all.
+
+    entry and arguments must be picklable. Raises the FullboreError of the rank that failed
+    first, RankError where one died or failed otherwise, KeyboardInterrupt where the ranks were
+    stopped by a signal before they could react to it.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="fullbore-") as folder, _pass_signals_on() as passed:
+        try:
+            elastic_launch(_config(ranks), _run_rank)(folder, entry, arguments)
+        except ChildFailedError as error:
+            told = _told(Path(folder))
+            if told is None and passed:
+                raise KeyboardInterrupt from None
+            raise told or _died(error) from None
+
+
+def _config(ranks: int) -> LaunchConfig:
+    options: dict[str, Any] = {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "nproc_per_node": ranks,
+        "run_id": uuid.uuid4().hex,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "local_addr": "localhost",
+        "max_restarts": 0,
+        "start_method": "spawn",
+        # Not the two that are passed on here; releases of torch differ in these fields.
+        "signals_to_handle": "SIGHUP,SIGQUIT",
+        "shutdown_timeout": _GRACE_S,
+    }
+    known = {field.name for field in fields(LaunchConfig)}
+    return LaunchConfig(**{name: value for name, value in options.items() if name in known})
+
+
+def _run_rank(folder: str, entry: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """What each process runs."""
+    try:
+        entry(*arguments)
+    except FullboreError as error:
+        _tell(Path(folder), error)
+        sys.stdout.flush()
+        os._exit(2)  # groups of a failed run would wait for each other in their destructors
+
+
+def _tell(folder: Path, error: FullboreError) -> None:
+    temporary = folder / f".{os.getpid()}"
+    told = {"kind": type(error).__name__, "text": str(error), "state": vars(error)}
+    temporary.write_text(json.dumps(told, default=str), encoding="utf-8")
+    temporary.rename(folder / f"{os.getpid()}.json")
+
+
+def _told(folder: Path) -> FullboreError | None:
+    """The error that was told first."""
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    if not files:
+        return None
+    told = json.loads(files[0].read_text(encoding="utf-8"))
+    if told["kind"] == "RankError":
+        return RankError(**{key: told["state"].get(key) for key in ("rank", "action", "cause")})
+    kind: type[FullboreError] = getattr(errors, told["kind"], FullboreError)
+    return kind(told["text"])
+
+
+def _died(error: ChildFailedError) -> RankError:
+    rank, failure = error.get_first_failure()
+    if failure.exitcode < 0:
+        cause = f"it was killed by {failure.signal_name()}"
+    else:
+        cause = f"it ended with status {failure.exitcode}: {failure.message}"
+    return RankError(rank=rank, action=None, cause=cause)
+
+
+@contextmanager
+def _pass_signals_on() -> Iterator[list[int]]:
+    """While ranks run: SIGINT and SIGTERM go to them as SIGTERM. Yields the signals so far."""
+    passed: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        passed.append(number)
+        for child in multiprocessing.active_children():
+            child.terminate()
+
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield passed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class StopRequest:
+    """While entered: SIGTERM or a first Ctrl-C asks to stop; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._asked
+
+    def __enter__(self) -> StopRequest:
+        self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
