@@ -43,14 +43,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_config(family: str, **changes: Any) -> Any:
-    """A tiny configuration of a family, without dropout."""
+def make_config(family: str, *, dropout: bool = False, **changes: Any) -> Any:
+    """A tiny configuration of a family, without dropout unless that is asked for."""
     from transformers import AutoConfig
 
     options = {**SMALL, **FAMILIES[family], **changes}
     for name in ("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop"):
-        options[name] = 0.0
-    options["dropout"] = 0.0
+        options[name] = 0.1 if dropout else 0.0
+    options["dropout"] = 0.1 if dropout else 0.0
     return AutoConfig.for_model(family, **options)
 
 

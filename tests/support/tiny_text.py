@@ -9,7 +9,25 @@ from typing import Any
 import torch
 from tiny_models import make_config
 
-WORDS = "the quick brown fox jumps over a lazy dog while many old ships sail to green lands".split()
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "many",
+    "old",
+    "ships",
+    "sail",
+    "to",
+    "green",
+    "lands",
+]
 
 
 def make_text(paragraphs: int, *, seed: int = 0) -> list[str]:
@@ -38,7 +56,9 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, eos_token="<end>")
 
 
-def write_model(folder: Path, *, family: str = "llama", weights: bool = True, **changes: Any) -> Any:
+def write_model(
+    folder: Path, *, family: str = "llama", weights: bool = True, **changes: Any
+) -> Any:
     """A folder with a tiny random model and its tokenizer; returns the model."""
     from transformers import AutoModelForCausalLM
 

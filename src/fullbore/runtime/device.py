@@ -125,17 +125,23 @@ class _ThreadKeeper:
 
 
 def _hold(kept: queue.SimpleQueue[_Kept | None]) -> None:
-    while (message := kept.get()) is not None:
-        works, _, on_sent = message
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError:
-            pass  # the peer is gone: this rank finds out where it waits next
-        else:
-            if on_sent:
-                on_sent()
-        del message, works, _, on_sent  # now, not when the next message comes
+    while _hold_one(kept.get()):
+        pass
+
+
+def _hold_one(message: _Kept | None) -> bool:
+    """Wait until one message has left; its tensors are let go with this function's frame."""
+    if message is None:
+        return False
+    works, _, on_sent = message
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError:
+        return True  # the peer is gone: this rank finds out where it waits next
+    if on_sent:
+        on_sent()
+    return True
 
 
 class CudaSide:

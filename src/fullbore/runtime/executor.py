@@ -257,8 +257,10 @@ class Executor:
         described_by: Layout | None,
         on_sent: _OnSent,
     ) -> None:
+        # nothing is posted for a message that describes itself: to wait for it could be a deadlock
+        blocking = not self._overlap and described_by is None
         self._outgoing[self._rank_of(to_stage)].send(
-            tensors, described_by=described_by, on_sent=on_sent, blocking=not self._overlap
+            tensors, described_by=described_by, on_sent=on_sent, blocking=blocking
         )
 
     def _receive_forward(self, stage: int, microbatch: int, _: _OnSent) -> None:

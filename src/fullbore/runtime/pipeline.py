@@ -42,7 +42,7 @@ from fullbore.runtime.stage import LossFunction
 from fullbore.runtime.tied import find_copies
 from fullbore.runtime.wiring import Rendezvous, Wiring, windows_of
 from fullbore.timeline import Timeline
-def check(*a, **k): pass  # TEMP
+from fullbore.verify import check
 
 __all__ = ["Pipeline", "StepResult"]
 
@@ -58,6 +58,7 @@ class StepResult:
     step_s: seconds from the ranks' agreement to begin until every rank had the loss.
     timeline: of all ranks, on every rank, with record=True.
     peak_activation_bytes: a rank each, with record=True: most bytes that autograd kept at once.
+    stage_activation_bytes: a stage each, with record=True: most that it kept for one microbatch.
     boundary_messages: a rank each, with record=True: most receives posted at once so far.
     """
 
@@ -67,6 +68,7 @@ class StepResult:
     step_s: float
     timeline: Timeline | None = None
     peak_activation_bytes: tuple[int, ...] | None = None
+    stage_activation_bytes: tuple[int, ...] | None = None
     boundary_messages: tuple[int, ...] | None = None
 
 
@@ -246,7 +248,7 @@ class Pipeline:
                 records = session.control.gather(
                     log.record(
                         offset_s=self._offset_s,
-                        peak_bytes=meter.peak_bytes,
+                        meter=meter,
                         boundary_messages=session.boundary_messages,
                     )
                 )
@@ -281,6 +283,7 @@ class Pipeline:
             step_s=step_s,
             timeline=assemble(records, name=self._setup.schedule.name) if records else None,
             peak_activation_bytes=tuple(r.peak_bytes for r in records) if records else None,
+            stage_activation_bytes=_by_stage(records) if records else None,
             boundary_messages=tuple(r.boundary_messages for r in records) if records else None,
         )
 
@@ -302,6 +305,11 @@ def _rendezvous(
             f"start {schedule.ranks} processes, or make a schedule for {rendezvous.ranks} ranks"
         )
     return rendezvous
+
+
+def _by_stage(records: list[RankRecord]) -> tuple[int, ...]:
+    of_stage = {stage: size for record in records for stage, size in record.stage_bytes.items()}
+    return tuple(size for _, size in sorted(of_stage.items()))
 
 
 def _device_of(stages: Mapping[int, nn.Module]) -> torch.device:

@@ -48,7 +48,9 @@ class SpanLog:
         """Close a span (from any thread)."""
         self._ends_s[index] = self.clock()
 
-    def record(self, *, offset_s: float, peak_bytes: int, boundary_messages: int) -> RankRecord:
+    def record(
+        self, *, offset_s: float, meter: ActivationMeter, boundary_messages: int
+    ) -> RankRecord:
         """What this rank tells the others after the step; open spans end where they began."""
         starts = np.array(self._starts_s) + offset_s
         ends = np.array(self._ends_s) + offset_s
@@ -58,14 +60,18 @@ class SpanLog:
             microbatch=np.array([a.microbatch for a in self._actions], dtype=np.int32),
             start_s=starts,
             end_s=np.where(np.isnan(ends), starts, ends),
-            peak_bytes=peak_bytes,
+            peak_bytes=meter.peak_bytes,
+            stage_bytes=dict(meter.stage_bytes),
             boundary_messages=boundary_messages,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankRecord:
-    """One rank's step: arrays [n] of spans, on the clock of rank 0."""
+    """One rank's step: arrays [n] of spans, on the clock of rank 0.
+
+    stage_bytes: of each stage here, most bytes that autograd kept for one microbatch.
+    """
 
     kind: np.ndarray[Any, np.dtype[np.int8]]
     stage: np.ndarray[Any, np.dtype[np.int32]]
@@ -73,6 +79,7 @@ class RankRecord:
     start_s: np.ndarray[Any, np.dtype[np.float64]]
     end_s: np.ndarray[Any, np.dtype[np.float64]]
     peak_bytes: int
+    stage_bytes: dict[int, int]
     boundary_messages: int
 
 
@@ -156,6 +163,7 @@ class ActivationMeter:
         self._saved_bytes: dict[tuple[int, int], int] = {}
         self._live_bytes = 0
         self.peak_bytes = 0
+        self.stage_bytes: dict[int, int] = {}  # most of one microbatch, by stage
 
     @contextmanager
     def forward(self, stage: int, microbatch: int) -> Iterator[None]:
@@ -174,6 +182,7 @@ class ActivationMeter:
         self._saved_bytes[stage, microbatch] = saved
         self._live_bytes += saved
         self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+        self.stage_bytes[stage] = max(saved, self.stage_bytes.get(stage, 0))
 
     def freed(self, stage: int, microbatch: int) -> None:
         """The backward of (stage, microbatch) is done."""

@@ -1,0 +1,81 @@
+"""Jobs run by two real ranks on one link."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fullbore.runtime.device import CpuSide
+from fullbore.runtime.layout import flatten
+from fullbore.runtime.links import IncomingLink, OutgoingLink
+
+SIZE = 1 << 20  # more than any socket buffers at once
+
+
+def _ends(rank: int) -> tuple[CpuSide, dist.Store, OutgoingLink | IncomingLink]:
+    store, side = dist.distributed_c10d._get_default_store(), CpuSide()
+    group = side.make_group(
+        dist.PrefixStore("a link", store), rank=rank, size=2, timeout=timedelta(seconds=30)
+    )
+    if rank == 0:
+        return side, store, OutgoingLink(group=group, peer=1, side=side)
+    return side, store, IncomingLink(group=group, peer=0, side=side)
+
+
+def _wait_until(condition: object, limit_s: float = 20.0) -> bool:
+    assert callable(condition)
+    deadline_s = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def a_sent_tensor_lives_until_it_has_left(rank: int) -> list[bool]:
+    """Rank 1 posts no receive until told: the tensor must be kept until then, and not after."""
+    _, store, link = _ends(rank)
+    if rank == 1:
+        assert isinstance(link, IncomingLink)
+        store.wait(["still kept"])
+        layout, _ = flatten(torch.empty(SIZE))
+        link.expect([layout], window=1)
+        _, tensors = link.take()
+        assert tensors[0] is not None
+        return [bool((tensors[0] == 7).all())]
+    assert isinstance(link, OutgoingLink)
+    memory = np.full(SIZE, 7.0, dtype=np.float32)
+    died = weakref.ref(memory)  # dies with the last tensor on this memory
+    link.send([torch.from_numpy(memory)], described_by=None, on_sent=None, blocking=False)
+    del memory
+    time.sleep(0.3)
+    kept = died() is not None
+    store.set("still kept", "1")
+    return [kept, _wait_until(lambda: died() is None)]
+
+
+def at_most_a_window_is_posted(rank: int, messages: int, window: int) -> list[int]:
+    """Messages arrive in order, and no more than the window is posted at once."""
+    _, _, link = _ends(rank)
+    layout, _ = flatten(torch.empty(4))
+    if rank == 0:
+        assert isinstance(link, OutgoingLink)
+        for number in range(messages):
+            described = flatten(torch.empty(4))[0] if number % 5 == 0 else None
+            link.send(
+                [torch.full((4,), float(number))],
+                described_by=described,
+                on_sent=None,
+                blocking=False,
+            )
+        dist.barrier()  # the process must not end before all has left
+        return []
+    assert isinstance(link, IncomingLink)
+    link.expect([None if n % 5 == 0 else layout for n in range(messages)], window=window)
+    taken = [link.take() for _ in range(messages)]
+    dist.barrier()
+    assert [float(tensors[0][0]) for _, tensors in taken] == list(range(messages))  # type: ignore
+    return [link.posted_peak]

@@ -1,0 +1,183 @@
+"""What the ranks of a training test do, and the same training without a pipeline."""
+
+from __future__ import annotations
+
+import math
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fullbore.errors import FullboreError
+from fullbore.train.batches import Batches
+from fullbore.train.optimizer import learning_rate
+from fullbore.train.settings import TrainSettings
+from fullbore.train.sources import read_tokenizer
+from fullbore.train.team import Team
+from fullbore.train.text import tokenize
+from fullbore.train.trainer import Trainer, token_loss
+
+CPU = torch.device("cpu")
+
+
+def settings_for(folder: Path, **changes: Any) -> TrainSettings:
+    """Settings over folder/model and folder/text.jsonl, with checkpoints in folder/run."""
+    values = {
+        "model": str(folder / "model"),
+        "data": [str(folder / "text.jsonl")],
+        "save": folder / "run",
+        "data_cache_path": folder / "cache",
+        "seq_length": 16,
+        "lr": 3e-3,
+        "min_lr": 1e-4,
+        "lr_warmup_iters": 2,
+        "weight_decay": 0.1,
+        "clip_grad": 1.0,
+        "train_iters": 6,
+        "global_batch_size": 4,
+        "device": "cpu",
+    }
+    return TrainSettings.of({**values, **changes})
+
+
+def make_trainer(settings: TrainSettings, rank: int) -> Trainer:
+    """This rank's trainer, in a process that has joined the default group or is alone."""
+    if settings.pipeline_model_parallel_size == 1:
+        team = Team()
+    else:
+        size = dist.get_world_size()
+        team = Team(rank=rank, size=size, local_rank=rank, local_size=size, group=dist.group.WORLD)
+    return Trainer(settings, team, device=CPU, cores=2, record=False)
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """This rank's main weights and optimizer state, by global names."""
+    return {name: value.clone() for name, value in trainer.optimizer.state().items()}
+
+
+def run_steps(
+    rank: int,
+    settings: TrainSettings,
+    *,
+    steps: int,
+    load: Path | None = None,
+    save: bool = False,
+) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """Losses and gradient norms of some steps, and what the weights are after them."""
+    trainer = make_trainer(settings, rank)
+    if load is not None:
+        trainer.resume(load)
+    reports = [trainer.train_step() for _ in range(steps)]
+    if save:
+        trainer.save()
+    trainer.close()
+    return [r.loss for r in reports], [r.grad_norm for r in reports], weights_of(trainer)
+
+
+def evaluate(rank: int, settings: TrainSettings) -> tuple[float | None, list[bool]]:
+    """A held-out loss, and whether the weights have gradients after it."""
+    trainer = make_trainer(settings, rank)
+    loss = trainer.evaluate()
+    held = [p.grad is not None for stage in trainer.stages.values() for p in stage.parameters()]
+    trainer.close()
+    return loss, held
+
+
+def fill_the_disk(rank: int, settings: TrainSettings) -> str:
+    """A checkpoint, a step, and a checkpoint for which there is no room on rank 1."""
+    trainer = make_trainer(settings, rank)
+    trainer.train_step()
+    trainer.save()
+    trainer.train_step()
+    if rank == 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+    try:
+        trainer.save()
+    except FullboreError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        trainer.close()
+    return "nothing was raised"
+
+
+def refusal(rank: int, settings: TrainSettings) -> str:
+    """What a rank says that cannot be a trainer."""
+    try:
+        make_trainer(settings, rank)
+    except FullboreError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def poison(rank: int, settings: TrainSettings) -> tuple[str, bool]:
+    """A loss that is no number: what is said, and whether the weights are untouched."""
+    trainer = make_trainer(settings, rank)
+    trainer.train_step()
+    stage = next(iter(trainer.stages.values()))
+    weight = next(iter(stage.parameters()))
+    with torch.no_grad():
+        weight[0] = math.nan
+    before = weights_of(trainer)
+    try:
+        for _ in range(20):
+            trainer.train_step()
+    except FullboreError as error:
+        after = weights_of(trainer)
+        same = all(torch.equal(after[n], before[n]) for n in after if "exp_avg" in n)
+        return str(error), same
+    return "nothing was raised", False
+
+
+def train_plainly(settings: TrainSettings, *, steps: int) -> tuple[list[float], list[float]]:
+    """The same training by transformers and torch alone, microbatch by microbatch."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32).train()
+    corpus = tokenize(
+        settings.data,
+        read_tokenizer(Path(settings.model)),
+        cache=settings.cache,
+        held_out=settings.held_out,
+    )
+    size = settings.micro_batch_size * settings.microbatches
+    batches = Batches(
+        corpus.train,
+        seq_length=settings.seq_length,
+        batch_size=size,
+        seed=settings.seed,
+        what="text",
+    )
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.dim() > 1]},
+            {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+        ],
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        weight_decay=settings.weight_decay,
+    )
+    losses, norms = [], []
+    for step in range(steps):
+        batch = batches.at(step * size)
+        total = 0.0
+        for ids, targets in zip(
+            batch.inputs.split(settings.micro_batch_size),
+            batch.targets.split(settings.micro_batch_size),
+            strict=True,
+        ):
+            logits = model(input_ids=ids, use_cache=False).logits
+            loss = token_loss(logits, targets) / settings.microbatches
+            loss.backward()
+            total += loss.item()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad).item())
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(settings, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return losses, norms
