@@ -22,6 +22,13 @@ def test_help_lists_every_command_with_its_summary(fullbore):
     said = fullbore("--help").out
     for command in cli.COMMANDS:
         assert f"\n  {command.__name__} " in said
+    assert "..." not in said.partition("Commands:")[2], "a summary is too long for a line"
+
+
+def test_help_groups_the_options_of_a_command(fullbore):
+    said = fullbore("simulate", "--help").out
+    order = ["\nArguments:", "\nSchedule:", "  -p,", "\nCosts, in seconds", "\nOptions:", "--json"]
+    assert [said.index(part) for part in order] == sorted(said.index(part) for part in order)
 
 
 def test_help_writes_megatrons_flags_whole(fullbore):

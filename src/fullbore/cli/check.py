@@ -37,7 +37,10 @@ def check(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check a schedule file: exit status 0 if it obeys every law, 1 with the violations if not."""
+    """Check a schedule file.
+
+    Exit status 0 if it obeys every law, 1 with the violations if not, 2 if it is no schedule.
+    """
     from fullbore.cli.output import print_json
     from fullbore.ir import Schedule
     from fullbore.verify import verify

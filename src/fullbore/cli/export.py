@@ -22,7 +22,7 @@ def export(
         Path, typer.Argument(metavar="FOLDER", help="A new folder for the Hugging Face model.")
     ],
 ) -> None:
-    """Write a checkpoint as a Hugging Face folder of safetensors, with tokenizer."""
+    """Write a checkpoint as a Hugging Face folder."""
     from fullbore.train.export import export as write
 
     print(f"exported {write(checkpoint, folder)}")

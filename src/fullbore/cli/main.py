@@ -14,14 +14,17 @@ import typer
 
 from fullbore import __version__
 from fullbore.cli.check import check
+from fullbore.cli.export import export
+from fullbore.cli.help import GroupedCommand
 from fullbore.cli.schedules import schedules
 from fullbore.cli.show import show
 from fullbore.cli.simulate import simulate
+from fullbore.cli.train import train
 from fullbore.errors import FullboreError
 
 __all__ = ["app", "main"]
 
-COMMANDS = (schedules, show, simulate, check)
+COMMANDS = (schedules, show, simulate, check, train, export)
 
 app = typer.Typer(
     name="fullbore",
@@ -34,7 +37,7 @@ app = typer.Typer(
 )
 
 for _command in COMMANDS:
-    app.command()(_command)
+    app.command(cls=GroupedCommand)(_command)
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so

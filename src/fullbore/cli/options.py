@@ -23,6 +23,9 @@ __all__ = [
     "WeightGradSeconds",
 ]
 
+_SHAPE = "Schedule"
+_COSTS = "Costs, in seconds of one stage and one microbatch"
+
 ScheduleName = Annotated[
     str,
     typer.Argument(
@@ -38,6 +41,7 @@ Ranks = Annotated[
         "-p",
         metavar="P",
         help="Pipeline ranks; a CSV file says them itself.",
+        rich_help_panel=_SHAPE,
     ),
 ]
 Microbatches = Annotated[
@@ -47,6 +51,7 @@ Microbatches = Annotated[
         "-m",
         metavar="M",
         help="Microbatches a step; a CSV file says them itself.",
+        rich_help_panel=_SHAPE,
     ),
 ]
 VirtualStages = Annotated[
@@ -57,6 +62,7 @@ VirtualStages = Annotated[
         "-v",
         metavar="V",
         help="Stages a rank, for interleaved and looped schedules.",
+        rich_help_panel=_SHAPE,
     ),
 ]
 GroupSize = Annotated[
@@ -66,6 +72,7 @@ GroupSize = Annotated[
         "-g",
         metavar="G",
         help="Microbatches that a stage of an interleaved schedule takes in a row, by default P.",
+        rich_help_panel=_SHAPE,
     ),
 ]
 ForwardSeconds = Annotated[
@@ -73,7 +80,8 @@ ForwardSeconds = Annotated[
     typer.Option(
         "--forward-s",
         metavar="S",
-        help="Forward of one stage and microbatch, 1 if not given.",
+        help="Forward, 1 if not given.",
+        rich_help_panel=_COSTS,
     ),
 ]
 BackwardSeconds = Annotated[
@@ -81,7 +89,8 @@ BackwardSeconds = Annotated[
     typer.Option(
         "--backward-s",
         metavar="S",
-        help="Whole backward of one stage and microbatch, 2 if not given.",
+        help="Whole backward, 2 if not given.",
+        rich_help_panel=_COSTS,
     ),
 ]
 InputGradSeconds = Annotated[
@@ -90,6 +99,7 @@ InputGradSeconds = Annotated[
         "--input-grad-s",
         metavar="S",
         help="Input-gradient half of the backward; instead of --backward-s.",
+        rich_help_panel=_COSTS,
     ),
 ]
 WeightGradSeconds = Annotated[
@@ -98,6 +108,7 @@ WeightGradSeconds = Annotated[
         "--weight-grad-s",
         metavar="S",
         help="Weight-gradient half of the backward; instead of --backward-s.",
+        rich_help_panel=_COSTS,
     ),
 ]
 HopSeconds = Annotated[
@@ -106,6 +117,7 @@ HopSeconds = Annotated[
         "--hop-s",
         metavar="S",
         help="Latency of a message between two ranks, 0 if not given.",
+        rich_help_panel=_COSTS,
     ),
 ]
 CostsFile = Annotated[
@@ -114,6 +126,7 @@ CostsFile = Annotated[
         "--costs",
         metavar="FILE",
         help="A JSON file with the costs of each stage, instead of the flags above.",
+        rich_help_panel=_COSTS,
     ),
 ]
 OverlapFlag = Annotated[
@@ -121,6 +134,7 @@ OverlapFlag = Annotated[
     typer.Option(
         "--overlap/--no-overlap",
         help="Whether ranks compute while their messages travel.",
+        rich_help_panel=_COSTS,
     ),
 ]
 JsonFlag = Annotated[

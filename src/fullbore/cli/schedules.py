@@ -13,7 +13,7 @@ Peak activations: the worst rank's, in microbatches × 1/P of the model."""
 
 
 def schedules(*, as_json: JsonFlag = False) -> None:
-    """List the schedules: bubble and memory formulas, and what P, v, M and G must satisfy."""
+    """List the schedules, with their formulas and demands."""
     from fullbore.cli.output import print_json
     from fullbore.schedules import FAMILIES
 

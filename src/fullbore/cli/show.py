@@ -73,7 +73,7 @@ def show(
     overlap: OverlapFlag = True,
     as_json: JsonFlag = False,
 ) -> None:
-    """Draw a schedule in the terminal, or write it as a picture, trace or CSV."""
+    """Draw a schedule, or write it as picture, trace or CSV."""
     from fullbore.cli.output import print_json
 
     shape = Shape(

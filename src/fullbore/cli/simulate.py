@@ -43,7 +43,7 @@ def simulate(
     overlap: OverlapFlag = True,
     as_json: JsonFlag = False,
 ) -> None:
-    """Predict makespan, bubble, idle time and activation memory of a schedule.
+    """Predict makespan, bubble, idle time and memory.
 
     All seconds are those of one stage and one microbatch. To compare one model under different v,
     divide the seconds of a whole rank by v: 1F1B with --forward-s 1 --backward-s 2 does the work

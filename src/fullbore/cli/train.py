@@ -276,7 +276,7 @@ def train(
         _option(_FILES, "--eval-iters", metavar="N", help="Batches of a held-out loss, 4."),
     ] = None,
 ) -> None:
-    """Train a causal language model through a pipeline, on the schedule of your choice.
+    """Train a causal language model through a pipeline.
 
     On one machine the ranks are started here; under torchrun this process joins as one of them:
     torchrun --nproc-per-node 2 -m fullbore train -p 2 ...
