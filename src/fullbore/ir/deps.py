@@ -40,39 +40,26 @@ class Dependencies:
 
 
 def dependencies(schedule: Schedule) -> Dependencies:
-    """The dependency graph of a schedule, without the order of each program."""
+    """The dependency graph of a schedule, without the order of each program. Linear in actions."""
     flat = schedule.flat()
     table = _Table(flat, schedule.stages, schedule.microbatches)
     value, stored = (np.full(len(flat.kind), _NONE, dtype=np.int64) for _ in range(2))
 
-    def fill(into: Indices, kinds: tuple[Kind, ...], *sources: Indices) -> None:
-        chosen = np.isin(flat.kind, kinds)
-        into[chosen] = _first(*(source[chosen] for source in sources))
+    def fill(into: Indices, kind: Kind, *sources: tuple[Kind, int]) -> None:
+        at = np.flatnonzero(flat.kind == kind)
+        into[at] = table.first(at, sources)
 
     upstream, downstream, here = -1, +1, 0
-    fill(value, (Kind.F,), table.find(Kind.RECV_F, here), table.find(Kind.F, upstream))
-    fill(
-        value,
-        (Kind.B, Kind.I),
-        table.find(Kind.RECV_B, here),
-        table.find(Kind.B, downstream),
-        table.find(Kind.I, downstream),
-    )
-    fill(value, (Kind.RECV_F,), table.find(Kind.SEND_F, upstream))
-    fill(value, (Kind.RECV_B,), table.find(Kind.SEND_B, downstream))
-    fill(value, (Kind.SEND_F,), table.find(Kind.F, here))
-    fill(value, (Kind.SEND_B,), table.find(Kind.B, here), table.find(Kind.I, here))
-    fill(stored, (Kind.B, Kind.I), table.find(Kind.F, here))
-    fill(stored, (Kind.W,), table.find(Kind.I, here))
+    fill(value, Kind.F, (Kind.RECV_F, here), (Kind.F, upstream))
+    for backward in (Kind.B, Kind.I):
+        fill(value, backward, (Kind.RECV_B, here), (Kind.B, downstream), (Kind.I, downstream))
+        fill(stored, backward, (Kind.F, here))
+    fill(value, Kind.RECV_F, (Kind.SEND_F, upstream))
+    fill(value, Kind.RECV_B, (Kind.SEND_B, downstream))
+    fill(value, Kind.SEND_F, (Kind.F, here))
+    fill(value, Kind.SEND_B, (Kind.B, here), (Kind.I, here))
+    fill(stored, Kind.W, (Kind.I, here))
     return Dependencies(value=value, stored=stored)
-
-
-def _first(*candidates: Indices) -> Indices:
-    """Of several candidates a position, the first that exists."""
-    result = candidates[-1].copy()
-    for candidate in reversed(candidates[:-1]):
-        np.copyto(result, candidate, where=candidate != _NONE)
-    return result
 
 
 class _Table:
@@ -82,24 +69,33 @@ class _Table:
         self._flat, self._stages, self._microbatches = flat, stages, microbatches
         self._tables: dict[Kind, Indices] = {}
 
-    def find(self, kind: Kind, stage_step: int) -> Indices:
-        """For each action [N]: where (kind, stage + stage_step, microbatch) stands, or -1."""
-        stage = self._flat.stage + stage_step
-        inside = (stage >= 0) & (stage < self._stages)
-        inside &= self._flat.microbatch < self._microbatches
-        found = np.full(len(stage), _NONE, dtype=np.int64)
-        found[inside] = self._table(kind)[stage[inside], self._flat.microbatch[inside]]
-        return found
+    def first(self, at: Indices, sources: tuple[tuple[Kind, int], ...]) -> Indices:
+        """For actions [n] at these flat indices: of several candidates, the first that exists.
+
+        A candidate is (kind, step): the action of this kind, `step` stages on, same microbatch.
+        """
+        result = np.full(len(at), _NONE, dtype=np.int64)
+        for kind, stage_step in sources:
+            unset = np.flatnonzero(result == _NONE)
+            result[unset] = self._find(at[unset], kind, stage_step)
+        return result
+
+    def _find(self, at: Indices, kind: Kind, stage_step: int) -> Indices:
+        stage = self._flat.stage[at] + np.int32(stage_step)
+        microbatch = self._flat.microbatch[at]
+        inside = (stage >= 0) & (stage < self._stages) & (microbatch < self._microbatches)
+        cells = np.where(inside, stage * np.int64(self._microbatches) + microbatch, _NONE)
+        return self._table(kind)[cells]
 
     def _table(self, kind: Kind) -> Indices:
+        """Flat indices [S * M + 1] of this kind by cell; the last one, for no cell, is -1."""
         if kind not in self._tables:
             flat = self._flat
-            table = np.full((self._stages, self._microbatches), _NONE, dtype=np.int64)
-            at = np.flatnonzero(
-                (flat.kind == kind)
-                & (flat.stage < self._stages)
-                & (flat.microbatch < self._microbatches)
-            )
-            table[flat.stage[at], flat.microbatch[at]] = at
+            table = np.full(self._stages * self._microbatches + 1, _NONE, dtype=np.int64)
+            at = np.flatnonzero(flat.kind == kind)
+            stage, microbatch = flat.stage[at], flat.microbatch[at]
+            inside = (stage < self._stages) & (microbatch < self._microbatches)
+            cells = stage[inside] * np.int64(self._microbatches) + microbatch[inside]
+            table[cells] = at[inside]
             self._tables[kind] = table
         return self._tables[kind]
