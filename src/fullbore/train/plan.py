@@ -42,13 +42,17 @@ class Plan:
             held = range(part.first_layer, part.end_layer)
             cost = sum(self.costs.layers[layer] for layer in held)
             pieces = ["embedding"] if part.is_first else []
-            pieces += [f"layers {held.start}-{held.stop - 1}"] if held else []
+            pieces += [_layers(held)] if held else []
             pieces += ["head"] if part.is_last else []
             cost += self.costs.embedding * part.is_first + self.costs.head * part.is_last
             rank = self.schedule.placement.stage_to_rank[part.stage]
             share = f"{cost / total:.1%}" if total else "?"
             lines.append(f"stage {part.stage} on rank {rank}: {', '.join(pieces)} ({share})")
         return lines
+
+
+def _layers(held: range) -> str:
+    return f"layers {held[0]}-{held[-1]}" if len(held) > 1 else f"layer {held[0]}"
 
 
 def make_plan(settings: TrainSettings, folder: Path) -> Plan:

@@ -1,0 +1,179 @@
+"""Training through a pipeline is the training that one process does, saved and resumed or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import training_jobs as jobs
+from ranks import run_ranks
+from tiny_text import write_model, write_text
+
+from fullbore.train.checkpoint import find_checkpoint, read_progress
+from fullbore.train.export import export
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tiny")
+    write_model(made / "model")
+    write_text(made / "text.jsonl")
+    return made
+
+
+def merged(results: list[Any]) -> dict[str, torch.Tensor]:
+    """All ranks' weights by name; copies of one weight must be equal to the bit."""
+    found: dict[str, torch.Tensor] = {}
+    for _, _, weights in results:
+        for name, weight in weights.items():
+            assert name not in found or torch.equal(found[name], weight), name
+            found[name] = weight
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages"),
+    [("gpipe", None), ("1f1b", None), ("interleaved", 2), ("looped-bfs", 2)],
+)
+def test_twenty_losses_equal_those_of_one_process(
+    folder: Path, schedule: str, virtual_stages: int | None
+) -> None:
+    settings = jobs.settings_for(
+        folder,
+        pipeline_model_parallel_size=2,
+        schedule=schedule,
+        num_virtual_stages_per_pipeline_rank=virtual_stages,
+        train_iters=20,
+        clip_grad=0.5,
+    )
+    losses, norms = jobs.train_plainly(settings, steps=20)
+    assert losses[-1] < losses[0] - 0.5  # it learns
+    assert max(norms) > 0.5  # and the limit binds
+    for found, found_norms, _ in run_ranks(jobs.run_steps, 2, settings, steps=20):
+        assert found == pytest.approx(losses, rel=1e-4)
+        assert found_norms == pytest.approx(norms, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_the_run_that_went_on(folder: Path, tmp_path: Path) -> None:
+    """With dropout, so that the random numbers must go on too."""
+    write_model(tmp_path / "model", family="gpt2", dropout=True)
+    settings = jobs.settings_for(
+        folder,
+        model=str(tmp_path / "model"),
+        save=tmp_path / "run",
+        pipeline_model_parallel_size=2,
+        num_virtual_stages_per_pipeline_rank=2,
+    )
+    through = run_ranks(jobs.run_steps, 2, settings, steps=6)
+    begun = run_ranks(jobs.run_steps, 2, settings, steps=3, save=True)
+    resumed = run_ranks(jobs.run_steps, 2, settings, steps=3, load=tmp_path / "run")
+    assert begun[0][0] + resumed[0][0] == through[0][0]
+    wanted, found = merged(through), merged(resumed)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_at_another_number_of_ranks(folder: Path, tmp_path: Path) -> None:
+    two = jobs.settings_for(folder, save=tmp_path / "run", pipeline_model_parallel_size=2)
+    one = jobs.settings_for(folder, save=tmp_path / "one")
+    losses, _, wanted = jobs.run_steps(0, one, steps=6)
+    run_ranks(jobs.run_steps, 2, two, steps=3, save=True)
+    assert read_progress(find_checkpoint(tmp_path / "run")).ranks == 2
+    found, _, weights = jobs.run_steps(0, one, steps=3, load=tmp_path / "run")
+    assert found == pytest.approx(losses[3:], rel=1e-6)
+    for name, weight in wanted.items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=1e-6)
+    back = jobs.run_steps(0, one, steps=0, load=tmp_path / "run", save=True)[2]
+    again = merged(run_ranks(jobs.run_steps, 2, two, steps=0, load=tmp_path / "one"))
+    assert again.keys() == back.keys()
+    assert all(torch.equal(again[name], back[name]) for name in back)
+
+
+@pytest.mark.slow
+def test_bf16_keeps_exact_main_weights_and_resumes_with_them(folder: Path, tmp_path: Path) -> None:
+    settings = jobs.settings_for(folder, save=tmp_path, bf16=True, train_iters=12)
+    losses, _, wanted = jobs.run_steps(0, settings, steps=12)
+    assert losses[-1] < losses[0] - 0.3
+    mains = [value for name, value in wanted.items() if name.startswith("model.")]
+    assert all(main.dtype == torch.float32 for main in mains)
+    assert any(not torch.equal(main, main.bfloat16().float()) for main in mains)
+    jobs.run_steps(0, settings, steps=5, save=True)
+    found, _, weights = jobs.run_steps(0, settings, steps=7, load=tmp_path)
+    assert found == losses[5:]
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.slow
+def test_drawn_models_start_alike_at_any_number_of_ranks(folder: Path) -> None:
+    one = jobs.settings_for(folder, from_scratch=True)
+    two = jobs.settings_for(folder, from_scratch=True, pipeline_model_parallel_size=2)
+    losses, _, _ = jobs.run_steps(0, one, steps=3)
+    for found, _, _ in run_ranks(jobs.run_steps, 2, two, steps=3):
+        assert found == pytest.approx(losses, rel=1e-5)
+    other = jobs.settings_for(folder, from_scratch=True, seed=7)
+    assert jobs.run_steps(0, other, steps=1)[0] != losses[:1]
+
+
+def test_held_out_loss_is_that_of_the_whole_model(folder: Path) -> None:
+    settings = jobs.settings_for(
+        folder, pipeline_model_parallel_size=2, eval_interval=1, eval_iters=2, held_out=0.1
+    )
+    alone, _ = jobs.evaluate(0, settings.model_copy(update={"pipeline_model_parallel_size": 1}))
+    assert alone is not None
+    for loss, held in run_ranks(jobs.evaluate, 2, settings):
+        assert loss == pytest.approx(alone, rel=1e-5)
+        assert not any(held)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_it_whole(folder: Path, tmp_path: Path) -> None:
+    settings = jobs.settings_for(folder, save=tmp_path, pipeline_model_parallel_size=2)
+    said = run_ranks(jobs.fill_the_disk, 2, settings)
+    assert said[0] == said[1]
+    assert said[0].startswith("CheckpointError: the checkpoint of step 2 could not be written")
+    assert "File too large" in said[0]
+    assert f"{tmp_path / 'iter_0000001'}, is whole" in said[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000001", "latest"]
+    export(tmp_path, tmp_path / "exported")
+
+
+def test_a_loss_that_is_no_number_stops_the_run_before_it_spreads(folder: Path) -> None:
+    settings = jobs.settings_for(folder, pipeline_model_parallel_size=2)
+    for said, untouched in run_ranks(jobs.poison, 2, settings):
+        assert "the loss of step 2 is nan" in said
+        assert untouched
+
+
+def test_what_one_rank_cannot_read_all_refuse(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\n{"txet": 1}\n', encoding="utf-8")
+    settings = jobs.settings_for(
+        folder, data=[str(tmp_path / "broken.jsonl")], pipeline_model_parallel_size=2
+    )
+    said = run_ranks(jobs.refusal, 2, settings)
+    assert said[0] == said[1]
+    assert said[0].startswith("DataError") and "broken.jsonl, line 2" in said[0]
+
+
+@pytest.mark.slow
+def test_export_loads_in_transformers_with_equal_logits(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    settings = jobs.settings_for(folder, save=tmp_path, pipeline_model_parallel_size=2)
+    run_ranks(jobs.run_steps, 2, settings, steps=2, save=True)
+    target = export(tmp_path, tmp_path / "exported")
+    loaded = AutoModelForCausalLM.from_pretrained(target)
+    assert loaded.config.use_cache is True
+    trainer = jobs.make_trainer(jobs.settings_for(folder, save=tmp_path), 0)
+    trainer.resume(tmp_path)
+    ids = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        wanted = trainer.stages[0].eval()(ids)
+        torch.testing.assert_close(loaded(ids).logits, wanted, rtol=0, atol=0)
+    before = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert not torch.equal(before(ids).logits, wanted)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert tokenizer.decode(tokenizer("the quick fox").input_ids) == "the quick fox"
