@@ -1,4 +1,4 @@
-"""Costs read off measured timelines in the simulator's own terms, so that it can predict them again.
+"""Costs read off measured timelines, in the simulator's terms, so that it can predict them again.
 
 The simulator starts a compute action at
 

@@ -24,7 +24,7 @@ from fullbore.view.palette import LABELS, shade
 from fullbore.view.panel import Panel, chunk_of_span, extent_s
 from fullbore.view.units import TimeUnit, amount, time_unit
 
-__all__ = ["Table", "render"]
+__all__ = ["Remarks", "Table", "render"]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 _MESSAGES = {
@@ -53,17 +53,26 @@ class Table:
         assert lengths <= {len(self.headers)}, "each row needs a cell for each header"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remarks:
+    """Text to open beneath the tables: what each term means, or how it was obtained."""
+
+    title: str
+    entries: tuple[tuple[str, str], ...]
+
+
 def render(
     *,
     title: str,
     panels: Sequence[Panel],
     tables: Sequence[Table] = (),
     notes: Sequence[str] = (),
+    remarks: Sequence[Remarks] = (),
 ) -> str:
-    """The page as text (UTF-8): title, notes, tables, then the panels on a common time axis."""
+    """The page as text (UTF-8): title, notes, tables, remarks, panels on a common time axis."""
     unit = time_unit(extent_s(tuple(panels)))
     charts = _charts(panels, unit) if panels else ""
-    body = "\n".join([_header(title, notes), *map(_card, tables), charts])
+    body = "\n".join([_header(title, notes), *map(_card, tables), *map(_details, remarks), charts])
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -113,6 +122,16 @@ def _header(title: str, notes: Sequence[str]) -> str:
 
 def _card(table: Table) -> str:
     return f'<section class="card scroll">{_table(table)}</section>'
+
+
+def _details(remarks: Remarks) -> str:
+    entries = "".join(
+        f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in remarks.entries
+    )
+    return (
+        f'<details class="card remarks"><summary>{escape(remarks.title)}</summary>'
+        f"<dl>{entries}</dl></details>"
+    )
 
 
 def _table(table: Table) -> str:

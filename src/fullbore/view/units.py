@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["TimeUnit", "amount", "ticks", "time_unit"]
+__all__ = ["ByteUnit", "TimeUnit", "amount", "byte_unit", "plain", "ticks", "time_unit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,28 @@ _UNITS = tuple(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteUnit:
+    """A unit of memory: its symbol, and how many bytes it has."""
+
+    symbol: str
+    size: int
+
+
+_BYTE_UNITS = tuple(
+    ByteUnit(symbol=symbol, size=size)
+    for symbol, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+)
+
+
 def time_unit(extent_s: float) -> TimeUnit:
     """The unit in which a time axis of this length has readable numbers."""
     return next((unit for unit in _UNITS if extent_s >= unit.seconds), _UNITS[-1])
+
+
+def byte_unit(size_bytes: float) -> ByteUnit:
+    """The binary unit in which so many bytes are a readable number."""
+    return next((unit for unit in _BYTE_UNITS if abs(size_bytes) >= unit.size), _BYTE_UNITS[-1])
 
 
 def plain(value: float, *, digits: int) -> str:
@@ -56,7 +75,5 @@ def amount(value: float, unit: str) -> str:
     """A curve's value with its unit: bytes in the binary unit that suits, else the number."""
     if unit != "bytes":
         return plain(value, digits=4)
-    for symbol, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(value) >= size:
-            return f"{plain(value / size, digits=4)} {symbol}"
-    return f"{plain(value, digits=4)} B"
+    chosen = byte_unit(value)
+    return f"{plain(value / chosen.size, digits=4)} {chosen.symbol}"

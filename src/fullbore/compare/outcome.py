@@ -1,0 +1,110 @@
+"""A measurement beside its prediction: the simulator fed with what the run itself measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fullbore.compare.measurement import Measurement, Setting
+from fullbore.cost import Costs
+from fullbore.cost.measured import costs_of
+from fullbore.passes import insert_communication
+from fullbore.sim import simulate
+from fullbore.timeline import Curve, Summary, Timeline, live_curves, summarize
+
+__all__ = ["Figures", "Outcome", "assess"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The figures of one side, measured or predicted.
+
+    timeline: what they were taken from, and what is drawn. step_s: of the whole step. mfu: None
+    where nothing is computed. peak_activation_bytes: [P], None where no bytes were measured.
+    """
+
+    timeline: Timeline
+    summary: Summary
+    step_s: float
+    mfu: float | None
+    peak_activation_bytes: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One schedule: how it was measured, what its actions cost, and both sides' figures."""
+
+    measurement: Measurement
+    costs: Costs
+    measured: Figures
+    predicted: Figures
+
+    def curves(self, figures: Figures) -> tuple[Curve, ...]:
+        """Live activations of one side over time, in bytes where those are known."""
+        return _curves(figures.timeline, self.measurement)
+
+    def change(self, first: Outcome) -> float:
+        """How much longer this one's step is than another's, as a share of that."""
+        return self.measured.step_s / first.measured.step_s - 1
+
+
+def assess(measurement: Measurement, setting: Setting) -> Outcome:
+    """Predict a measured schedule from its own per-stage times, hop and host overhead.
+
+    Measured figures are those of the step with the median makespan. The predicted step is the
+    simulated makespan and the measured rest. Raises CostsError where nothing was measured.
+    """
+    schedule = measurement.schedule
+    costs = costs_of(
+        measurement.timelines,
+        schedule,
+        activation_bytes=measurement.stage_activation_bytes,
+        message_bytes=setting.message_bytes,
+        overlap=setting.overlap,
+    )
+    simulated = simulate(insert_communication(schedule), costs, overlap=setting.overlap)
+    predicted_peaks = tuple(curve.peak for curve in _curves(simulated, measurement))
+    peaks = measurement.peak_activation_bytes
+    return Outcome(
+        measurement=measurement,
+        costs=costs,
+        measured=_figures(
+            measurement.typical,
+            measurement,
+            setting,
+            step_s=measurement.median_step_s,
+            peaks=None if peaks is None else tuple(map(float, peaks)),
+        ),
+        predicted=_figures(
+            simulated,
+            measurement,
+            setting,
+            step_s=simulated.makespan_s + measurement.rest_s,
+            peaks=None if peaks is None else predicted_peaks,
+        ),
+    )
+
+
+def _figures(
+    timeline: Timeline,
+    measurement: Measurement,
+    setting: Setting,
+    *,
+    step_s: float,
+    peaks: tuple[float, ...] | None,
+) -> Figures:
+    training = setting.training
+    return Figures(
+        timeline=timeline,
+        summary=summarize(timeline, measurement.schedule),
+        step_s=step_s,
+        mfu=training.flops / step_s / training.peak_flops if training is not None else None,
+        peak_activation_bytes=peaks,
+    )
+
+
+def _curves(timeline: Timeline, measurement: Measurement) -> tuple[Curve, ...]:
+    return live_curves(
+        timeline,
+        measurement.schedule,
+        held_after_forward=measurement.stage_activation_bytes,
+    )

@@ -1,0 +1,161 @@
+"""A comparison as text in cells: the same rows for the terminal and for the report.
+
+Every measured figure stands beside its prediction, with one unit for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fullbore.compare.measurement import Setting
+from fullbore.compare.outcome import Figures, Outcome
+from fullbore.view.units import byte_unit, plain, time_unit
+
+__all__ = ["CELLS", "Pair", "Row", "headline", "peaks_by_rank", "rows", "stage_costs"]
+
+NONE = "–"
+_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A measured figure and its prediction in one unit, as text without the unit."""
+
+    measured: str
+    predicted: str
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.measured} / {self.predicted} {self.unit}".rstrip()
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """Both with the unit."""
+        return f"{self.measured} {self.unit}".rstrip(), f"{self.predicted} {self.unit}".rstrip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One schedule: peak is that of the rank that holds most; change is against the first."""
+
+    schedule: str
+    bubble: Pair
+    peak: Pair
+    step: Pair
+    mfu: str
+    loss: str
+    held_out: str
+    change: str
+
+
+CELLS = {
+    "bubble": "bubble fraction",
+    "peak": "peak activations",
+    "step": "step time",
+    "mfu": "MFU",
+    "loss": "loss",
+    "held_out": "held-out loss",
+    "change": "change",
+}
+
+
+def headline(setting: Setting) -> str:
+    """What ran, in one line."""
+    what = setting.training.model if setting.training is not None else "paced stages"
+    measured = setting.steps - setting.warmup_steps
+    return (
+        f"{what} on {setting.ranks} ranks, {setting.microbatches} microbatches a step"
+        f"{'' if setting.overlap else ', communication not overlapped'}; "
+        f"{measured} {'step' if measured == 1 else 'steps'} measured after "
+        f"{setting.warmup_steps} of warm-up"
+    )
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[Row]:
+    """One row a schedule, in the order in which they ran."""
+    return [_row(outcome, outcomes[0]) for outcome in outcomes]
+
+
+def peaks_by_rank(outcome: Outcome) -> list[Pair]:
+    """Peak activations of each rank: bytes where they were measured, else microbatches × 1/P."""
+    measured, predicted = _peaks(outcome.measured), _peaks(outcome.predicted)
+    if outcome.measured.peak_activation_bytes is None:
+        return [
+            Pair(measured=plain(m, digits=4), predicted=plain(p, digits=4), unit="")
+            for m, p in zip(measured, predicted, strict=True)
+        ]
+    unit = byte_unit(max(*measured, *predicted))
+    return [
+        Pair(
+            measured=plain(m / unit.size, digits=_DIGITS),
+            predicted=plain(p / unit.size, digits=_DIGITS),
+            unit=unit.symbol,
+        )
+        for m, p in zip(measured, predicted, strict=True)
+    ]
+
+
+def stage_costs(outcome: Outcome) -> tuple[str, ...]:
+    """What the prediction was made from: forward and backward of each stage, hop, host time."""
+    stages = outcome.costs.stages
+    unit = time_unit(max(stage.backward_s for stage in stages))
+    number = unit.number
+    return (
+        ", ".join(number(stage.forward_s, digits=_DIGITS) for stage in stages),
+        ", ".join(number(stage.backward_s, digits=_DIGITS) for stage in stages),
+        unit.symbol,
+        duration(outcome.costs.hop_s),
+        duration(outcome.costs.overhead_s),
+    )
+
+
+def duration(value_s: float) -> str:
+    """A time in the unit that suits, to three digits."""
+    unit = time_unit(value_s)
+    return f"{unit.number(value_s, digits=_DIGITS)} {unit.symbol}" if value_s > 0 else "0 s"
+
+
+def percent(share: float) -> str:
+    """A share as a number of percent, without the sign."""
+    return f"{share * 100:.1f}"
+
+
+def _row(outcome: Outcome, first: Outcome) -> Row:
+    measured, predicted, measurement = outcome.measured, outcome.predicted, outcome.measurement
+    peaks = peaks_by_rank(outcome)
+    worst = max(range(len(peaks)), key=lambda rank: _peaks(measured)[rank])
+    losses = measurement.losses
+    return Row(
+        schedule=measurement.label,
+        bubble=Pair(
+            measured=percent(measured.summary.bubble_fraction),
+            predicted=percent(predicted.summary.bubble_fraction),
+            unit="%",
+        ),
+        peak=peaks[worst],
+        step=_times(measured.step_s, predicted.step_s),
+        mfu=NONE if measured.mfu is None else f"{percent(measured.mfu)} %",
+        loss=f"{losses[-1]:.3f}" if losses else NONE,
+        held_out=_held_out(measurement.held_out_before, measurement.held_out_after),
+        change=NONE if outcome is first else f"{outcome.change(first) * 100:+.1f} %",
+    )
+
+
+def _times(measured_s: float, predicted_s: float) -> Pair:
+    unit = time_unit(max(measured_s, predicted_s))
+    return Pair(
+        measured=unit.number(measured_s, digits=_DIGITS),
+        predicted=unit.number(predicted_s, digits=_DIGITS),
+        unit=unit.symbol,
+    )
+
+
+def _held_out(before: float | None, after: float | None) -> str:
+    if before is None:
+        return NONE
+    return f"{before:.3f} → {NONE if after is None else f'{after:.3f}'}"
+
+
+def _peaks(figures: Figures) -> tuple[float, ...]:
+    return figures.peak_activation_bytes or figures.summary.peak_activations
