@@ -208,7 +208,9 @@ def theory(name: str, setting: Setting) -> tuple[float, float]:
     return summary.makespan_s, summary.bubble_fraction
 
 
-def report(setting: Setting, names: list[str], times: dict[str, list[float]]) -> list[dict[str, Any]]:
+def report(
+    setting: Setting, names: list[str], times: dict[str, list[float]]
+) -> list[dict[str, Any]]:
     """A row for each schedule and engine."""
     rows = []
     busy_s = setting.microbatches * (setting.forward_s + setting.backward_s)
@@ -270,7 +272,7 @@ def main() -> None:
         print(json.dumps({"machine": where, "rows": rows}, indent=2))
         return
     print(where)
-    print(f"{'schedule':12} {'engine':9} {'step':>9} {'bubble':>8} {'theory':>8} {'above':>8} {'excess':>14}")
+    print("schedule     engine         step   bubble   theory    above  over the simulated time")
     for row in rows:
         print(
             f"{row['schedule']:12} {row['engine']:9} {row['step_s'] * 1e3:6.1f} ms "

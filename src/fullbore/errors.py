@@ -1,8 +1,8 @@
 """Every error that Fullbore raises on purpose, drawn as a tree.
 
     FullboreError
-    ├── NotationError     an action, schedule text or CSV that does not parse (names line and column)
-    ├── ScheduleError     no such schedule: P, v, M or G break a rule (names the nearest legal values)
+    ├── NotationError     an action or a schedule that does not parse (names line and column)
+    ├── ScheduleError     P, v, M or G break a rule (names the nearest legal values)
     ├── VerificationError a schedule breaks a law (carries the violations)
     ├── CostsError        a costs file that is not one (names the key)
     ├── ConfigError       flags or a configuration file that contradict each other

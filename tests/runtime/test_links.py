@@ -5,7 +5,9 @@ from ranks import run_ranks
 
 
 def test_a_sent_tensor_lives_until_its_send_has_completed_and_no_longer() -> None:
-    assert run_ranks(jobs.a_sent_tensor_lives_until_it_has_left, 2) == [[True, True], [True]]
+    for window in (0, 1):
+        found = run_ranks(jobs.a_sent_tensor_lives_until_it_has_left, 2, window)
+        assert found == [[True, True], [True]]
 
 
 def test_messages_keep_their_order_and_no_more_than_the_window_is_posted() -> None:

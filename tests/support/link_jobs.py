@@ -35,8 +35,11 @@ def _wait_until(condition: object, limit_s: float = 20.0) -> bool:
     return bool(condition())
 
 
-def a_sent_tensor_lives_until_it_has_left(rank: int) -> list[bool]:
-    """Rank 1 posts no receive until told: the tensor must be kept until then, and not after."""
+def a_sent_tensor_lives_until_it_has_left(rank: int, window: int) -> list[bool]:
+    """Rank 1 posts no receive until told: the tensor must be kept until then, and not after.
+
+    window 0: the tensor is handed to the thread at once; 1: the next send lets go of it.
+    """
     _, store, link = _ends(rank)
     if rank == 1:
         assert isinstance(link, IncomingLink)
@@ -45,16 +48,25 @@ def a_sent_tensor_lives_until_it_has_left(rank: int) -> list[bool]:
         link.expect([layout], window=1)
         _, tensors = link.take()
         assert tensors[0] is not None
-        return [bool((tensors[0] == 7).all())]
+        right = bool((tensors[0] == 7).all())
+        store.set("taken", "1")
+        dist.barrier()
+        return [right]
     assert isinstance(link, OutgoingLink)
     memory = np.full(SIZE, 7.0, dtype=np.float32)
     died = weakref.ref(memory)  # dies with the last tensor on this memory
-    link.send([torch.from_numpy(memory)], described_by=None, on_sent=None, blocking=False)
+    link.expect([0, 1], window=window)
+    link.send([torch.from_numpy(memory)], described_by=None, blocking=False)
     del memory
     time.sleep(0.3)
     kept = died() is not None
     store.set("still kept", "1")
-    return [kept, _wait_until(lambda: died() is None)]
+    if window:
+        store.wait(["taken"])
+        link.send([torch.zeros(1)], described_by=None, blocking=False)
+    gone = _wait_until(lambda: died() is None)
+    dist.barrier()
+    return [kept, gone]
 
 
 def at_most_a_window_is_posted(rank: int, messages: int, window: int) -> list[int]:
@@ -63,14 +75,10 @@ def at_most_a_window_is_posted(rank: int, messages: int, window: int) -> list[in
     layout, _ = flatten(torch.empty(4))
     if rank == 0:
         assert isinstance(link, OutgoingLink)
+        link.expect([0] * messages, window=window)
         for number in range(messages):
             described = flatten(torch.empty(4))[0] if number % 5 == 0 else None
-            link.send(
-                [torch.full((4,), float(number))],
-                described_by=described,
-                on_sent=None,
-                blocking=False,
-            )
+            link.send([torch.full((4,), float(number))], described_by=described, blocking=False)
         dist.barrier()  # the process must not end before all has left
         return []
     assert isinstance(link, IncomingLink)

@@ -19,6 +19,8 @@ from making import (
     schedule_of,
 )
 
+import numpy as np
+
 from fullbore.errors import VerificationError
 from fullbore.ir import Schedule
 from fullbore.passes import insert_communication
@@ -169,7 +171,11 @@ def test_messages_taken_early_are_held() -> None:
     schedule = schedule_of(
         "0F0 0F1 0F2 0B0 0B1 0B2", "1F2 1F0 1F1 1B0 1B1 1B2", placement=[0, 1], microbatches=3
     )
-    assert links(schedule)[0] == LinkUse(source=0, destination=1, messages=3, ahead=3, held=3)
+    use = links(schedule)[0]
+    assert use == LinkUse(
+        source=0, destination=1, messages=3, ahead=3, held=3, taken=np.zeros(3, dtype=np.int64)
+    )
+    assert use.taken.tolist() == [0, 0, 0]
 
 
 def test_a_schedule_that_cannot_finish_is_refused() -> None:

@@ -1,8 +1,9 @@
 """What all ranks of a pipeline agree on around a step, and what they say when one of them fails.
 
 A step begins with every rank learning what kind of microbatches come, and ends with every rank
-learning the loss; between the two, ranks exchange nothing but activations and gradients. A failure is written into the rendezvous store by the rank where it began; then that
-rank closes its connections, its neighbours notice at once, read the cause and do the same.
+learning the loss; between the two, ranks exchange nothing but activations and gradients. A failure
+is written into the rendezvous store by the rank where it began; then that rank closes its
+connections, its neighbours notice at once, read the cause and do the same.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import json
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from fullbore.errors import RankError
 from fullbore.runtime.device import CpuSide
@@ -31,19 +34,45 @@ _POLL_S = 0.02
 class Control:
     """Agreement among the P ranks of a pipeline, over gloo, and the record of a failure."""
 
-    def __init__(self, store: dist.Store, *, rank: int, ranks: int, timeout: timedelta) -> None:
+    def __init__(self, store: Store, *, rank: int, ranks: int, timeout: timedelta) -> None:
         self.rank, self.ranks, self._store = rank, ranks, store
         self._side = CpuSide()
         self._group = self._side.make_group(
-            dist.PrefixStore("control", store), rank=rank, size=ranks, timeout=timeout
+            PrefixStore("control", store), rank=rank, size=ranks, timeout=timeout
         )
 
+    def begin_total(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin to sum values elementwise over all ranks; the result waits, and gives the sums.
+
+        Everyone tells rank 0, and rank 0 tells everyone: two hops, whatever P is, and one where
+        rank 0 comes last. The sums are bitwise the same on every rank.
+        """
+        mine = torch.tensor(values, dtype=torch.float64)
+        if self.ranks == 1:
+            return mine.tolist
+        if self.rank == 0:
+            others = [torch.empty_like(mine) for _ in range(self.ranks - 1)]
+            received = [self._group.recv([t], r, 0) for r, t in enumerate(others, start=1)]
+            return partial(self._total_at_root, mine, others, received)
+        sums = torch.empty_like(mine)
+        sent = self._group.send([mine], 0, 0)
+        return partial(_total_elsewhere, sums, [sent, self._group.recv([sums], 0, 0)])
+
+    def _total_at_root(
+        self, mine: torch.Tensor, others: list[torch.Tensor], received: list[dist.Work]
+    ) -> list[float]:
+        sums = mine.clone()
+        for work, other in zip(received, others, strict=True):
+            work.wait()
+            sums += other
+        sent = [self._group.send([sums], rank, 0) for rank in range(1, self.ranks)]
+        for work in sent:
+            work.wait()
+        return sums.tolist()
+
     def total(self, values: Sequence[float]) -> list[float]:
-        """The elementwise sum over all ranks, on every rank, bitwise the same."""
-        tensor = torch.tensor(values, dtype=torch.float64)
-        if self.ranks > 1:
-            self._group.allreduce([tensor]).wait()
-        return [float(value) for value in tensor]
+        """The elementwise sums over all ranks, on every rank."""
+        return self.begin_total(values)()
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's picklable value, in rank order, on every rank."""
@@ -121,6 +150,12 @@ class Control:
             f"rank {self.rank} was waiting for it"
         )
         return self.report(rank=rank, action=owed and f"{owed} or before", cause=cause)
+
+
+def _total_elsewhere(sums: torch.Tensor, works: list[dist.Work]) -> list[float]:
+    for work in works:
+        work.wait()
+    return sums.tolist()
 
 
 def _line(error: BaseException) -> str:

@@ -7,37 +7,37 @@ wait for everything issued before it on the current stream.
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
-__all__ = ["CpuSide", "CudaSide", "Group", "Keeper", "Side", "side_of"]
+from fullbore.runtime.keeper import CausalKeeper, Keeper, PollingKeeper
 
-Group = dist.distributed_c10d.Backend  # gloo's or NCCL's own process group
+__all__ = ["CpuSide", "CudaSide", "Group", "Side", "side_of"]
+
+
+class Group(Protocol):
+    """What this package uses of gloo's and NCCL's own process groups."""
+
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int, /) -> dist.Work: ...
+    def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int, /) -> dist.Work: ...
+    def broadcast(self, tensors: list[torch.Tensor], options: Any, /) -> dist.Work: ...
+    def allreduce(self, tensors: list[torch.Tensor], /) -> dist.Work: ...
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], /
+    ) -> dist.Work: ...
+    def abort(self) -> None: ...
+
+
 _TAG_NEVER_SENT = 1
 _ABORT_WAIT = timedelta(milliseconds=1)
-
-
-class Keeper(Protocol):
-    """Holds sent tensors until their sends have completed, never longer."""
-
-    def keep(
-        self,
-        works: list[dist.Work],
-        tensors: list[torch.Tensor],
-        on_sent: Callable[[], None] | None,
-    ) -> None:
-        """Hold the tensors of one message; on_sent is called when it has left (CPU only)."""
-
-    def close(self) -> None:
-        """No more messages."""
 
 
 class Side(Protocol):
@@ -45,10 +45,8 @@ class Side(Protocol):
 
     device: torch.device
 
-    def make_group(
-        self, store: dist.Store, *, rank: int, size: int, timeout: timedelta
-    ) -> Group: ...
-    def keeper(self, name: str) -> Keeper: ...
+    def make_group(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> Group: ...
+    def keeper(self) -> Keeper: ...
     def sending(self) -> AbstractContextManager[object]: ...
     def receiving(self) -> AbstractContextManager[object]: ...
     def received(self, tensors: Sequence[torch.Tensor | None]) -> None: ...
@@ -65,21 +63,19 @@ class CpuSide:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self._options: dist.ProcessGroupGloo._Options | None = None
+        self._options: Any = None
 
-    def make_group(
-        self, store: dist.Store, *, rank: int, size: int, timeout: timedelta
-    ) -> Group:
+    def make_group(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> Group:
         """Connect a gloo group; every member must call."""
         if self._options is None:
             first = dist.ProcessGroupGloo(store, rank, size, timeout)
             self._options = first.options
-            return first
-        return dist.ProcessGroupGloo(store, rank, size, self._options)
+            return cast(Group, first)
+        return cast(Group, dist.ProcessGroupGloo(store, rank, size, self._options))
 
-    def keeper(self, name: str) -> Keeper:
-        """A thread: gloo's operations can be waited for, but not polled."""
-        return _ThreadKeeper(name)
+    def keeper(self) -> Keeper:
+        """Gloo's operations can be waited for, but not polled."""
+        return CausalKeeper()
 
     def sending(self) -> AbstractContextManager[object]:
         """Sends need nothing around them."""
@@ -98,50 +94,8 @@ class CpuSide:
         Gloo has no call for that, but an operation that runs out of time closes every connection
         of its group, so one that cannot succeed is given a millisecond.
         """
-        try:
+        with suppress(RuntimeError):  # the point of it, or the group was closed already
             group.recv([torch.empty(1)], peer, _TAG_NEVER_SENT).wait(_ABORT_WAIT)
-        except RuntimeError:
-            pass  # the point of it, or the group was closed already
-
-
-_Kept = tuple[list[dist.Work], list[torch.Tensor], Callable[[], None] | None]
-
-
-class _ThreadKeeper:
-    def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[_Kept | None] = queue.SimpleQueue()
-        threading.Thread(target=_hold, args=(self._queue,), name=name, daemon=True).start()
-
-    def keep(
-        self,
-        works: list[dist.Work],
-        tensors: list[torch.Tensor],
-        on_sent: Callable[[], None] | None,
-    ) -> None:
-        self._queue.put((works, tensors, on_sent))
-
-    def close(self) -> None:
-        self._queue.put(None)
-
-
-def _hold(kept: queue.SimpleQueue[_Kept | None]) -> None:
-    while _hold_one(kept.get()):
-        pass
-
-
-def _hold_one(message: _Kept | None) -> bool:
-    """Wait until one message has left; its tensors are let go with this function's frame."""
-    if message is None:
-        return False
-    works, _, on_sent = message
-    try:
-        for work in works:
-            work.wait()
-    except RuntimeError:
-        return True  # the peer is gone: this rank finds out where it waits next
-    if on_sent:
-        on_sent()
-    return True
 
 
 class CudaSide:
@@ -149,22 +103,20 @@ class CudaSide:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._send_stream = torch.cuda.Stream(device)
-        self._receive_stream = torch.cuda.Stream(device)
+        self._send_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._receive_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def make_group(
-        self, store: dist.Store, *, rank: int, size: int, timeout: timedelta
-    ) -> Group:
+    def make_group(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> Group:
         """Connect an NCCL communicator now, in the same order on every rank."""
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         group = dist.ProcessGroupNCCL(store, rank, size, options)
         group.eager_connect_single_device(self.device)
-        return group
+        return cast(Group, group)
 
-    def keeper(self, name: str) -> Keeper:
-        """A list, polled at each send: NCCL's operations can be polled."""
-        return _PolledKeeper()
+    def keeper(self) -> Keeper:
+        """NCCL's operations can be polled."""
+        return PollingKeeper()
 
     def sending(self) -> AbstractContextManager[object]:
         """Issue from the send stream, behind what the computing stream has been given so far."""
@@ -185,21 +137,3 @@ class CudaSide:
     def abort(self, group: Group, *, peer: int) -> None:
         """Abort the communicator."""
         group.abort()
-
-
-class _PolledKeeper:
-    def __init__(self) -> None:
-        self._kept: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
-
-    def keep(
-        self,
-        works: list[dist.Work],
-        tensors: list[torch.Tensor],
-        on_sent: Callable[[], None] | None,
-    ) -> None:
-        self._kept.append((works, tensors))
-        while self._kept and all(work.is_completed() for work in self._kept[0][0]):
-            self._kept.popleft()
-
-    def close(self) -> None:
-        self._kept.clear()

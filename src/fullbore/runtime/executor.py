@@ -16,11 +16,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fullbore.errors import PipelineError
-from fullbore.ir import Action, Kind, Schedule
+from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
 from fullbore.runtime.layout import Layout, flatten, gradient_layout, unflatten
 from fullbore.runtime.links import IncomingLink, OutgoingLink
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.stage import Gradients, StageRunner, as_leaves, enter
+from fullbore.verify import LinkUse, window
 
 __all__ = ["Batch", "Executor", "Learnt", "MessageKind"]
 
@@ -74,8 +75,8 @@ class _Mailbox:
 class Executor:
     """Runs the program of one rank; made once for a schedule.
 
-    schedule: with sends and receives in place. outgoing, incoming: links by peer rank. windows:
-    how many messages each incoming link posts ahead. overlap: whether sends return at once.
+    schedule: with sends and receives in place. outgoing, incoming: links by peer rank. uses: what
+    the schedule asks of this rank's links. overlap: whether sends return at once.
     """
 
     def __init__(
@@ -86,15 +87,21 @@ class Executor:
         runners: Mapping[int, StageRunner],
         outgoing: Mapping[int, OutgoingLink],
         incoming: Mapping[int, IncomingLink],
-        windows: Mapping[int, int],
+        uses: Sequence[LinkUse],
         device: torch.device,
         overlap: bool,
     ) -> None:
         self._schedule, self._runners = schedule, runners
-        self._outgoing, self._incoming, self._windows = outgoing, incoming, windows
+        self._outgoing, self._incoming = outgoing, incoming
+        self._uses_out = {use.destination: use for use in uses if use.source == rank}
+        self._uses_in = {use.source: use for use in uses if use.destination == rank}
         self._device, self._overlap = device, overlap
         self.actions = tuple(schedule.programs[rank])
         self._operations = [self._bind(action) for action in self.actions]
+        self._first_message = next(
+            (i for i, a in enumerate(self.actions) if a.kind in COMMUNICATION_KINDS),
+            len(self.actions),
+        )
         self._mail = _Mailbox()
         self._batch = Batch(
             inputs=[], targets=[], kwargs=[], signatures=[], train=False, return_outputs=False
@@ -106,28 +113,39 @@ class Executor:
     def run(
         self,
         batch: Batch,
-        learnt: Learnt,
+        agree: Callable[[], Learnt],
         *,
         log: SpanLog | None = None,
         meter: ActivationMeter | None = None,
     ) -> None:
-        """Carry out the program on a batch; fills batch.losses and batch.outputs."""
-        self._batch, self._learnt, self._meter, self.at = batch, learnt, meter, 0
+        """Carry out the program on a batch; fills batch.losses and batch.outputs.
+
+        agree: waits for what all ranks know of the step's messages, and gives it; called before
+        this rank's first message.
+        """
+        self._batch, self._meter, self.at = batch, meter, 0
+        carry_out = self._carry_out if log is None else partial(self._carry_out_recorded, log)
+        carry_out(0, self._first_message)
+        self._learnt = agree()
         self._expect()
-        if log is None:
-            for index, operation in enumerate(self._operations):
-                self.at = index
-                operation(None)
-            return
-        for index, operation in enumerate(self._operations):
+        carry_out(self._first_message, len(self.actions))
+
+    def _carry_out(self, start: int, stop: int) -> None:
+        for index in range(start, stop):
             self.at = index
-            action = self.actions[index]
-            span = log.begin(action)
-            if action.kind in (Kind.SEND_F, Kind.SEND_B):
-                operation(partial(log.end, span))
-            else:
-                operation(None)
-                log.end(span)
+            self._operations[index]()
+
+    def _carry_out_recorded(self, log: SpanLog, start: int, stop: int) -> None:
+        for index in range(start, stop):
+            self.at = index
+            span = log.begin(self.actions[index])
+            self._operations[index]()
+            log.end(span)
+
+    def finish(self) -> None:
+        """The step is over on every rank: let go of what was sent."""
+        for peer in self._uses_out:
+            self._outgoing[peer].finish()
 
     def reset(self) -> None:
         """Forget everything of a failed step."""
@@ -173,15 +191,18 @@ class Executor:
         return stage == self._schedule.stages - 1
 
     def _expect(self) -> None:
-        """Tell each incoming link what the step will bring, in order."""
-        expected: dict[int, list[Layout | None]] = {peer: [] for peer in self._incoming}
+        """Tell each link what the step will bring, in order."""
+        ranks = self._schedule.ranks
+        for peer, use in self._uses_out.items():
+            self._outgoing[peer].expect(use.taken.tolist(), window=window(use, ranks=ranks))
+        expected: dict[int, list[Layout | None]] = {peer: [] for peer in self._uses_in}
         for action in self.actions:
             source = self.source_of(action)
             if source is not None:
                 peer, owed = source
                 expected[peer].append(self._learnt.known.get(self._message_kind(owed)))
-        for peer, layouts in expected.items():
-            self._incoming[peer].expect(layouts, window=self._windows[peer])
+        for peer, use in self._uses_in.items():
+            self._incoming[peer].expect(expected[peer], window=window(use, ranks=ranks))
 
     def _message_kind(self, produced_by: Action) -> MessageKind:
         kind = Kind.F if produced_by.kind == Kind.F else Kind.B
@@ -189,7 +210,7 @@ class Executor:
 
     # -- forward -----------------------------------------------------------------------------
 
-    def _forward(self, stage: int, microbatch: int, _: _OnSent) -> None:
+    def _forward(self, stage: int, microbatch: int) -> None:
         batch, key = self._batch, (stage, microbatch)
         leaves: list[torch.Tensor] = []
         if stage == 0:
@@ -236,7 +257,7 @@ class Executor:
         leaves = as_leaves(layout, tensors)
         self._mail.arrived[key] = unflatten(layout, enter(leaves)), leaves
 
-    def _send_forward(self, stage: int, microbatch: int, on_sent: _OnSent) -> None:
+    def _send_forward(self, stage: int, microbatch: int) -> None:
         layout, tensors = self._mail.outputs.pop((stage, microbatch))
         kind: MessageKind = (Kind.F, stage, self._batch.signatures[microbatch])
         known = self._learnt.known.get(kind)
@@ -248,22 +269,21 @@ class Executor:
                 f"({known}) before for inputs of the same shapes: for outputs that change by "
                 "themselves make the pipeline with static_shapes=False"
             )
-        self._send(stage + 1, tensors, None if known else layout, on_sent)
+        self._send(stage + 1, tensors, None if known else layout)
 
     def _send(
         self,
         to_stage: int,
         tensors: Sequence[torch.Tensor | None],
         described_by: Layout | None,
-        on_sent: _OnSent,
     ) -> None:
         # nothing is posted for a message that describes itself: to wait for it could be a deadlock
         blocking = not self._overlap and described_by is None
         self._outgoing[self._rank_of(to_stage)].send(
-            tensors, described_by=described_by, on_sent=on_sent, blocking=blocking
+            tensors, described_by=described_by, blocking=blocking
         )
 
-    def _receive_forward(self, stage: int, microbatch: int, _: _OnSent) -> None:
+    def _receive_forward(self, stage: int, microbatch: int) -> None:
         kind: MessageKind = (Kind.F, stage - 1, self._batch.signatures[microbatch])
         layout, tensors = self._incoming[self._rank_of(stage - 1)].take()
         if kind not in self._learnt.known:
@@ -272,18 +292,18 @@ class Executor:
 
     # -- backward ----------------------------------------------------------------------------
 
-    def _backward(self, stage: int, microbatch: int, _: _OnSent) -> None:
+    def _backward(self, stage: int, microbatch: int) -> None:
         gradients = self._gradients_for(stage, microbatch)
         result = self._runners[stage].backward(microbatch, gradients)
         self._freed(stage, microbatch)
         self._pass_back(stage, microbatch, result)
 
-    def _backward_input(self, stage: int, microbatch: int, _: _OnSent) -> None:
+    def _backward_input(self, stage: int, microbatch: int) -> None:
         gradients = self._gradients_for(stage, microbatch)
         result = self._runners[stage].backward_input(microbatch, gradients)
         self._pass_back(stage, microbatch, result)
 
-    def _backward_weight(self, stage: int, microbatch: int, _: _OnSent) -> None:
+    def _backward_weight(self, stage: int, microbatch: int) -> None:
         self._runners[stage].backward_weight(microbatch)
         self._freed(stage, microbatch)
 
@@ -302,7 +322,7 @@ class Executor:
         else:
             self._mail.input_gradients[stage, microbatch] = gradients
 
-    def _send_backward(self, stage: int, microbatch: int, on_sent: _OnSent) -> None:
+    def _send_backward(self, stage: int, microbatch: int) -> None:
         gradients = self._mail.input_gradients.pop((stage, microbatch))
         kind: MessageKind = (Kind.B, stage, self._batch.signatures[microbatch])
         known = self._learnt.known.get(kind)
@@ -312,9 +332,9 @@ class Executor:
             self._learnt.see(kind, layout)
         else:
             gradients = _with_zeros(gradients, known, self._device)
-        self._send(stage - 1, gradients, layout, on_sent)
+        self._send(stage - 1, gradients, layout)
 
-    def _receive_backward(self, stage: int, microbatch: int, _: _OnSent) -> None:
+    def _receive_backward(self, stage: int, microbatch: int) -> None:
         kind: MessageKind = (Kind.B, stage + 1, self._batch.signatures[microbatch])
         layout, tensors = self._incoming[self._rank_of(stage + 1)].take()
         if kind not in self._learnt.known:
@@ -322,8 +342,7 @@ class Executor:
         self._mail.gradients[stage, microbatch] = tensors
 
 
-_OnSent = Callable[[], None] | None
-_Operation = Callable[[_OnSent], None]
+_Operation = Callable[[], None]
 
 
 def _with_zeros(gradients: Gradients, known: Layout, device: torch.device) -> Gradients:

@@ -5,14 +5,14 @@ other, and NCCL, which runs the operations of a communicator in the order of iss
 
 Receives are posted ahead, but only `window` messages of them: each posted receive owns its
 buffers, which become the stage's input themselves and are never copied. A sent tensor is kept
-until its send has completed, and no longer; nobody waits for that before computing.
+until its send is known to have completed; nobody waits for that before computing.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,20 +34,25 @@ class OutgoingLink:
 
     def __init__(self, *, group: Group, peer: int, side: Side) -> None:
         self.peer, self._group, self._side = peer, group, side
-        self._keeper = side.keeper(f"fullbore-sent-to-{peer}")
+        self._keeper = side.keeper()
+
+    def expect(self, taken: Sequence[int], *, window: int) -> None:
+        """Begin a step. taken: for each of its messages, how many before it the peer has surely
+        taken when it is sent (see `verify.LinkUse`). window: how many receives the peer posts.
+        """
+        self._keeper.begin(taken, window=window)
 
     def send(
         self,
         tensors: Sequence[torch.Tensor | None],
         *,
         described_by: Layout | None,
-        on_sent: Callable[[], None] | None,
         blocking: bool,
     ) -> None:
-        """Send one message (None and empty tensors take no part); returns at once unless `blocking`.
+        """Send one message (None and empty tensors take no part); returns at once, or if
+        `blocking` when it has left.
 
         described_by: the layout to send ahead, where the receiver does not know it.
-        on_sent: called when the message has left, on another thread (CPU only).
         """
         works: list[dist.Work] = []
         kept: list[torch.Tensor] = []
@@ -60,7 +65,11 @@ class OutgoingLink:
         if blocking:
             for work in works:
                 work.wait()
-        self._keeper.keep(works, kept, on_sent)
+        self._keeper.keep(works, kept)
+
+    def finish(self) -> None:
+        """The step is over everywhere: every message has been taken."""
+        self._keeper.finish()
 
     def close(self) -> None:
         """No more messages; what is on its way still leaves."""

@@ -23,7 +23,7 @@ class _Paced(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         time.sleep(ctx.backward_s)
         return torch.empty_like(gradient), None, None
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 
 from fullbore.errors import FullboreError, PipelineError
 from fullbore.ir import Schedule
@@ -40,9 +41,9 @@ from fullbore.runtime.recorder import (
 from fullbore.runtime.session import Session, Setup
 from fullbore.runtime.stage import LossFunction
 from fullbore.runtime.tied import find_copies
-from fullbore.runtime.wiring import Rendezvous, Wiring, windows_of
+from fullbore.runtime.wiring import Rendezvous, Wiring, pairs_of
 from fullbore.timeline import Timeline
-from fullbore.verify import check
+from fullbore.verify import check, links
 
 __all__ = ["Pipeline", "StepResult"]
 
@@ -114,12 +115,14 @@ class Pipeline:
             raise PipelineError(f'reduction is "mean" or "sum", not {reduction!r}')
         check(schedule, blocking_sends=not overlap_p2p)
         programs = {True: insert_communication(schedule), False: forward_only(schedule)}
+        rendezvous = _rendezvous(schedule, group, timedelta(seconds=timeout_s))
         self._setup = Setup(
-            rendezvous=_rendezvous(schedule, group, timedelta(seconds=timeout_s)),
+            rendezvous=rendezvous,
             side=side_of(torch.device(device) if device else _device_of(stages)),
             stages=dict(stages),
             programs=programs,
-            windows={train: windows_of(program) for train, program in programs.items()},
+            uses={train: links(p, rank=rendezvous.rank) for train, p in programs.items()},
+            pairs=pairs_of(schedule),
             tied=[dict(names) for names in tied],
             loss_fn=loss_fn,
             mean=reduction == "mean",
@@ -297,7 +300,7 @@ def _rendezvous(
                 f"the schedule has {schedule.ranks} ranks, but torch.distributed is not "
                 "initialized: start the ranks with torchrun and call init_process_group first"
             )
-        return Rendezvous(store=dist.HashStore(), rank=0, ranks=1, timeout=timeout)
+        return Rendezvous(store=HashStore(), rank=0, ranks=1, timeout=timeout)
     rendezvous = Rendezvous.of(group, timeout=timeout)
     if rendezvous.ranks != schedule.ranks:
         raise PipelineError(

@@ -7,7 +7,7 @@ one, the pipeline drops the session whole and starts the next, so nothing stale 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullbore.errors import FullboreError, PipelineError, RankError
+from fullbore.errors import FullboreError, RankError
 from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
 from fullbore.runtime.device import Side
 from fullbore.runtime.executor import Batch, Executor, Learnt
@@ -24,6 +24,7 @@ from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.stage import LossFunction, StageRunner
 from fullbore.runtime.tied import TiedWeight, find_copies
 from fullbore.runtime.wiring import Rendezvous, Wiring
+from fullbore.verify import LinkUse
 
 __all__ = ["Session", "Setup"]
 
@@ -35,14 +36,16 @@ _RUNNING = "the step's actions"
 class Setup:
     """What stays the same over all lives of a pipeline on one rank.
 
-    programs, windows: for training (True) and evaluation (False), sends and receives in place.
+    programs: for training (True) and evaluation (False), sends and receives in place. uses: what
+    each asks of this rank's links. pairs: all directed pairs of ranks that talk.
     """
 
     rendezvous: Rendezvous
     side: Side
     stages: Mapping[int, nn.Module]
     programs: Mapping[bool, Schedule]
-    windows: Mapping[bool, Mapping[tuple[int, int], int]]
+    uses: Mapping[bool, Sequence[LinkUse]]
+    pairs: Sequence[tuple[int, int]]
     tied: Sequence[Mapping[int, str]]
     loss_fn: LossFunction | None
     mean: bool
@@ -67,7 +70,7 @@ class Session:
         self.control = wiring.control
         self.failed = False
         wiring.connect(
-            pairs=list(setup.windows[True]),
+            pairs=setup.pairs,
             tied_ranks=[_ranks_of(names, setup.schedule) for names in setup.tied],
         )
         self.tied = self._tie()
@@ -94,17 +97,14 @@ class Session:
         }
 
     def _make_executor(self, *, train: bool) -> Executor:
-        setup, rank = self._setup, self._setup.rendezvous.rank
-        windows = setup.windows[train]
+        setup = self._setup
         return Executor(
             schedule=setup.programs[train],
-            rank=rank,
+            rank=setup.rendezvous.rank,
             runners=self._runners,
             outgoing=self._wiring.outgoing,
-            incoming={
-                peer: link for peer, link in self._wiring.incoming.items() if (peer, rank) in windows
-            },
-            windows={source: n for (source, destination), n in windows.items() if destination == rank},
+            incoming=self._wiring.incoming,
+            uses=setup.uses[train],
             device=setup.side.device,
             overlap=setup.overlap,
         )
@@ -135,7 +135,7 @@ class Session:
     ) -> tuple[float | None, float]:
         """Run a batch; returns its loss, the same on every rank, and the seconds it took."""
         with self.together("agreeing on the step"):
-            self._agree(batch)
+            agree = self._begin_to_agree(batch)
         begun_s = time.perf_counter()
         executor = self._executors[batch.train]
         try:
@@ -144,7 +144,7 @@ class Session:
                     weight.begin()
             with self.together(_RUNNING), torch.set_grad_enabled(batch.train):
                 self._executing = executor
-                executor.run(batch, self._learnt, log=log, meter=meter)
+                executor.run(batch, agree, log=log, meter=meter)
             if batch.train:
                 with self.together("summing the gradients of tied weights"):
                     for weight in self.tied:
@@ -154,15 +154,17 @@ class Session:
                 weight.restore()
         with self.together("sharing the loss"):
             loss = self._share_loss(batch)
+        executor.finish()
         if self._setup.static_shapes:
             self._learnt.commit()
         return loss, time.perf_counter() - begun_s
 
-    def _agree(self, batch: Batch) -> None:
+    def _begin_to_agree(self, batch: Batch) -> Callable[[], Learnt]:
         """Give the microbatches' signatures numbers that all ranks know; forget if any rank must.
 
         Layouts follow from the inputs' shapes and from which parameters want gradients; the
-        first stage's rank sees the former, every rank its own part of the latter.
+        first stage's rank sees the former, every rank its own part of the latter. The answer is
+        waited for only where a rank is about to talk: the first stage computes meanwhile.
         """
         wanting = tuple(
             p.requires_grad for module in self._setup.stages.values() for p in module.parameters()
@@ -175,14 +177,21 @@ class Session:
                 for value, kwargs in zip(batch.inputs, batch.kwargs, strict=True)
             ]
             numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
-        *agreed, changes = self.control.total([*numbers, float(changed)])
-        batch.signatures = [int(number) for number in agreed]
-        if changes:
-            self._learnt = Learnt()
+        wait = self.control.begin_total([*numbers, float(changed)])
+
+        def agree() -> Learnt:
+            *agreed, changes = wait()
+            batch.signatures = [int(number) for number in agreed]
+            if changes:
+                self._learnt = Learnt()
+            return self._learnt
+
+        return agree
 
     def _share_loss(self, batch: Batch) -> float | None:
-        here = torch.stack([loss.double().reshape(()) for loss in batch.losses.values()]).sum() if batch.losses else 0.0
-        total, count = self.control.total([float(here), float(len(batch.losses))])
+        losses = [loss.double().reshape(()) for loss in batch.losses.values()]
+        here = float(torch.stack(losses).sum()) if losses else 0.0
+        total, count = self.control.total([here, float(len(losses))])
         if not count:
             return None
         return total / count if self._setup.mean else total

@@ -41,7 +41,7 @@ class _Enter(torch.autograd.Function):
         return leaf.data
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 
@@ -123,7 +123,7 @@ class StageRunner:
         return _take_gradients(way_back.leaves)
 
     def backward_input(self, microbatch: int, gradients: Gradients | None) -> Gradients:
-        """Input-gradient half (I): as `backward`, but leaves the parameters to `backward_weight`."""
+        """Input-gradient half (I): as `backward`, but the parameters wait for `backward_weight`."""
         way_back = self._ways_back[microbatch]
         way_back.gradients = gradients
         if way_back.leaves:

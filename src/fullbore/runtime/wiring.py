@@ -9,23 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from fullbore.ir import Schedule
 from fullbore.runtime.control import Control
 from fullbore.runtime.device import Group, Side
 from fullbore.runtime.links import IncomingLink, OutgoingLink
-from fullbore.verify import links, window
 
-__all__ = ["Rendezvous", "Wiring", "windows_of"]
+__all__ = ["Rendezvous", "Wiring", "pairs_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
     """Where the ranks of one pipeline meet: a store under a name that no other pipeline uses."""
 
-    store: dist.Store
+    store: Store
     rank: int
     ranks: int
     timeout: timedelta
@@ -38,7 +39,7 @@ class Rendezvous:
         store, rank = whole.get_group_store(), whole.rank()
         number = store.add(f"fullbore/pipelines/{rank}", 1)  # the same on every rank
         return Rendezvous(
-            store=dist.PrefixStore(f"fullbore/pipeline/{number}", store),
+            store=PrefixStore(f"fullbore/pipeline/{number}", store),
             rank=rank,
             ranks=whole.size(),
             timeout=timeout,
@@ -56,7 +57,7 @@ class Wiring:
         side: Side,
     ) -> None:
         self._rendezvous, self._side = rendezvous, side
-        self._store = dist.PrefixStore(f"life{life}", rendezvous.store)
+        self._store = PrefixStore(f"life{life}", rendezvous.store)
         rank = rendezvous.rank
         self.control = Control(
             self._store, rank=rank, ranks=rendezvous.ranks, timeout=rendezvous.timeout
@@ -69,7 +70,7 @@ class Wiring:
         self, *, pairs: Sequence[tuple[int, int]], tied_ranks: Sequence[tuple[int, ...]]
     ) -> None:
         """Make the links between these (source, destination) and a group for each tied weight."""
-        for source, destination in sorted(pairs):
+        for source, destination in pairs:
             self._connect(source, destination)
         self.tied_groups = [
             self._group(f"tied{index}", members) for index, members in enumerate(tied_ranks)
@@ -91,7 +92,7 @@ class Wiring:
         if self._rendezvous.rank not in members or len(members) == 1:
             return None
         return self._side.make_group(
-            dist.PrefixStore(name, self._store),
+            PrefixStore(name, self._store),
             rank=members.index(self._rendezvous.rank),
             size=len(members),
             timeout=self._rendezvous.timeout,
@@ -99,8 +100,10 @@ class Wiring:
 
     def abort(self) -> None:
         """Close every connection at once; peers that wait in one of them fail."""
-        for link in (*self.outgoing.values(), *self.incoming.values()):
-            link.abort()
+        for outgoing in self.outgoing.values():
+            outgoing.abort()
+        for incoming in self.incoming.values():
+            incoming.abort()
         for group in self.tied_groups:
             if group is not None:
                 self._side.abort(group, peer=(group.rank() + 1) % group.size())
@@ -112,10 +115,12 @@ class Wiring:
             link.close()
 
 
-def windows_of(schedule: Schedule) -> dict[tuple[int, int], int]:
-    """How many messages each directed pair (source, destination) posts ahead: at most P."""
-    return {
-        (use.source, use.destination): window(use, ranks=schedule.ranks) for use in links(schedule)
-    }
-
-
+def pairs_of(schedule: Schedule) -> list[tuple[int, int]]:
+    """The directed pairs (source, destination) of ranks between which messages go, in order."""
+    rank_of = schedule.placement.stage_to_rank
+    pairs = set()
+    for here, there in pairwise(rank_of):
+        if here != there:
+            pairs.add((here, there))
+            pairs.add((there, here))
+    return sorted(pairs)

@@ -33,8 +33,9 @@ class Timeline:
     """Spans of all ranks as arrays of one length [n], sorted by rank, then as the rank ran them.
 
     Times are seconds on one clock for all ranks, 0 where the step began. Compute spans of a rank
-    do not overlap. A SEND span lasts from handing the message over until it has left; a RECV span
-    from beginning to wait for a message until it was there.
+    do not overlap. A RECV span lasts from beginning to wait for a message until it was there; a
+    SEND span from handing it over until it has left (simulated, or measured with blocking sends)
+    or until the rank may go on (measured, with sends that overlap: gloo does not tell more).
     """
 
     source: Literal["simulated", "measured"]

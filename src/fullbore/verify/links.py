@@ -5,7 +5,7 @@ The runtime sizes its receive windows by this, and the verifier judges with the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +29,8 @@ class LinkUse:
     messages: how many a step. ahead: the largest number that can have been sent and not yet
     taken, in any execution, however fast or slow the ranks are. held: the largest number that
     the destination has taken and not yet consumed; at least 1, the one about to be consumed.
+    taken: for each message in order, how many before it have been taken by the time it is sent,
+    in any execution: the sender may let go of that many.
     """
 
     source: int
@@ -36,6 +38,7 @@ class LinkUse:
     messages: int
     ahead: int
     held: int
+    taken: Indices = field(compare=False, repr=False)
 
 
 def window(link: LinkUse, *, ranks: int) -> int:
@@ -93,6 +96,7 @@ def links(schedule: Schedule, *, rank: int | None = None) -> tuple[LinkUse, ...]
             messages=len(taken),
             ahead=int((np.arange(1, len(taken) + 1) - taken).max()),
             held=int(held[span].max()),
+            taken=taken,
         )
 
     return tuple(use(span) for span in spans)
