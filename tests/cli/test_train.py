@@ -1,0 +1,304 @@
+"""`fullbore train` and `export` as people start them: flags, files, processes, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tiny_text import write_model, write_text
+
+PATIENCE_S = 55
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tiny")
+    write_model(made / "model")
+    write_text(made / "text.jsonl")
+    return made
+
+
+def flags(folder: Path, **changes: object) -> list[str]:
+    values = {
+        "model": folder / "model",
+        "data": folder / "text.jsonl",
+        "data-cache-path": folder / "cache",
+        "seq-length": 16,
+        "global-batch-size": 4,
+        "lr": 0.001,
+        "threads": 1,
+        "device": "cpu",
+        **{name.replace("_", "-"): value for name, value in changes.items()},
+    }
+    return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+
+
+FULLBORE = [sys.executable, "-m", "fullbore"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own; whatever is left of it is killed."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    try:
+        yield process
+    finally:
+        family = [process.pid, *(child.pid for child in _children(process))]
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def _children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def ran(command: list[str]) -> tuple[int, str]:
+    """Exit status and everything said."""
+    with started(command) as process:
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, said
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> None:
+    """Until the run in this folder has written down this many lines more."""
+    wanted = len(metrics(run)) + steps
+    deadline_s = time.monotonic() + PATIENCE_S
+    while len(metrics(run)) < wanted:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline_s, "no steps"
+        time.sleep(0.05)
+
+
+# -- processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_run_goes_on_under_torchrun(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [*FULLBORE, "train", *flags(folder, save=run, train_iters=100000), "-p", "2"]
+    with started(command) as process:
+        wait_for_steps(process, run, 3)
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
+    done = json.loads((run / (run / "latest").read_text() / "run.json").read_text())["step"]
+    assert done == metrics(run)[-1]["step"] >= 3
+    assert f"stopped after step {done}" in said
+    command = [*TORCHRUN, "2", "-m", "fullbore", "train"]
+    more = flags(folder, save=run, load=run, train_iters=done + 2, export=tmp_path / "exported")
+    status, said = ran([*command, *more, "-p", "2", "-v", "2"])
+    assert status == 0, said
+    assert [line["step"] for line in metrics(run)] == [*range(1, done + 3)]
+    assert (run / "latest").read_text() == f"iter_{done + 2:07d}"
+    assert (tmp_path / "exported" / "model.safetensors").exists()
+    assert "interleaved, 2 stages a rank" in said
+    status, said = ran([*FULLBORE, "export", str(run), str(tmp_path / "again")])
+    assert status == 0, said
+    first, second = (tmp_path / name / "model.safetensors" for name in ("exported", "again"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_launcher_alone_saves_too(folder: Path, tmp_path: Path) -> None:
+    command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
+    with started(command) as process:
+        wait_for_steps(process, tmp_path, 1)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+        assert not _children(process)
+    assert process.returncode == 0, said
+    assert (tmp_path / (tmp_path / "latest").read_text() / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_with_its_name(folder: Path, tmp_path: Path) -> None:
+    options = flags(folder, save=tmp_path, train_iters=100000, save_interval=2)
+    with started([*FULLBORE, "train", *options, "-p", "2"]) as process:
+        wait_for_steps(process, tmp_path, 4)
+        ranks = [child for child in _children(process) if _uses_torch(child)]
+        os.kill(max(ranks, key=lambda child: child.create_time()).pid, signal.SIGKILL)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 2, said
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("fullbore: rank ") and "failed" in last
+    status, said = ran([*FULLBORE, "export", str(tmp_path), str(tmp_path / "exported")])
+    assert status == 0, said
+
+
+def _uses_torch(process: psutil.Process) -> bool:
+    return "spawn_main" in " ".join(process.cmdline())
+
+
+@pytest.mark.slow
+def test_torchrun_with_another_number_of_processes_is_refused(folder: Path, tmp_path: Path) -> None:
+    command = [*TORCHRUN, "1", "-m", "fullbore", "train", *flags(folder, save=tmp_path)]
+    status, said = ran([*command, "-p", "2"])
+    assert status != 0
+    assert "fullbore: 1 processes were started and --pipeline-model-parallel-size is 2" in said
+
+
+@pytest.mark.slow
+def test_an_error_in_the_ranks_is_told_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n", encoding="utf-8")
+    options = flags(folder, save=tmp_path / "run", data=tmp_path / "empty.txt")
+    status, said = ran([*FULLBORE, "train", *options, "-p", "2"])
+    assert status == 2
+    assert [line for line in said.splitlines() if line.startswith("fullbore:")] == [
+        "fullbore: the training text is empty (1 files)"
+    ]
+    assert "Traceback" not in said
+
+
+# -- flags and files ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["-p", 2, "--global-batch-size", 7, "--micro-batch-size", 2], "6 or 8"),
+        (["-p", 2, "-v", 0], "value is 1"),
+        (["-p", 4, "-v", 2, "-g", 3, "--global-batch-size", 8], "value is 4"),
+        (["-p", 4, "-v", 2, "--global-batch-size", 10], "8 or 12"),
+        (["-p", 2, "--num-layers-per-virtual-pipeline-stage", 3], "2"),
+        (["-p", 2, "-v", 3], "P=2 with v=2"),
+        (["-p", 9], "P=5 with v=1"),
+        (["-p", 2, "--stage-layers", "1,1,1"], "2 or 4"),
+        (["-p", 2, "--stage-layers", "1,2"], "has 4: change them by +1"),
+        (["-p", 3, "--stage-layers", "2,0,2"], "leaves a stage empty"),
+        (["-p", 3, "--decoder-last-pipeline-num-layers", 1], "2"),
+        (["-p", 2, "--schedule", "1g1b"], "no schedule is called '1g1b'"),
+        (["-p", 0], "1"),
+        (["--lr-warmup-iters", 100], "nearest legal value is 99"),
+        (["--min-lr", 1], "above --lr"),
+        (["--seq-length", 1], "--seq-length 1: input should be greater than or equal to 2"),
+        (["--stage-layers", "a,b"], "--stage-layers"),
+    ],
+)
+def test_arithmetic_is_refused_before_anything_starts(
+    fullbore: Callable[..., Any], folder: Path, tmp_path: Path, given: list[object], words: str
+) -> None:
+    text = ["--model", folder / "model", "--data", folder / "text.jsonl"]
+    found = fullbore("train", *text, "--save", tmp_path / "run", *given)
+    assert found.status == 2
+    assert words in found.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": "nowhere/at/all"}, "there is no model folder or file nowhere/at/all"),
+        ({"data": "no-such-text"}, "there is no training text no-such-text"),
+        ({"load": "no-such-run"}, "there is no checkpoint in no-such-run"),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    fullbore: Callable[..., Any], folder: Path, tmp_path: Path, given: dict[str, str], words: str
+) -> None:
+    found = fullbore("train", *flags(folder, save=tmp_path, **given))
+    assert found.status == 2
+    assert words in found.err
+
+
+def test_missing_flags_are_named(fullbore: Callable[..., Any]) -> None:
+    found = fullbore("train")
+    assert found.status == 2
+    assert "--model is missing" in found.err
+    assert "--data is missing" in found.err
+
+
+CONFIGS = {
+    "run.yaml": "model: {model}\ndata: [{data}]\ntrain-iters: 2\nseq_length: 16\n",
+    "run.toml": 'model = "{model}"\ndata = "{data}"\ntrain-iters = 2\nseq_length = 16\n',
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_file_holds_the_same_names_and_the_command_line_wins(
+    fullbore: Callable[..., Any], folder: Path, tmp_path: Path, name: str
+) -> None:
+    config, run = tmp_path / name, tmp_path / "run"
+    text = CONFIGS[name].format(model=folder / "model", data=folder / "text.jsonl")
+    config.write_text(text, encoding="utf-8")
+    found = fullbore(
+        "train", "--config", config, "--save", run, "--train-iters", 1, "--device", "cpu"
+    )
+    assert found.status == 0, found.err
+    assert [line["step"] for line in metrics(run)] == [1]
+    assert "8 microbatches of 1 x 16 tokens" in found.out
+
+
+def test_unknown_keys_are_named_with_what_was_meant(
+    fullbore: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("model: a\ndata: b\nmicro_batchsize: 2\n", encoding="utf-8")
+    found = fullbore("train", "--config", config)
+    assert found.status == 2
+    assert "unknown key micro_batchsize; did you mean micro_batch_size" in found.err
+    config.write_text("model: [unclosed", encoding="utf-8")
+    assert "cannot read the configuration" in fullbore("train", "--config", config).err
+    assert "ends in .toml" in fullbore("train", "--config", tmp_path / "run.ini").err
+
+
+def test_checkpoints_of_another_run_are_not_mixed_in(
+    fullbore: Callable[..., Any], folder: Path, tmp_path: Path
+) -> None:
+    options = flags(folder, save=tmp_path, train_iters=1, held_out=0.1, eval_interval=1)
+    assert fullbore("train", *options).status == 0
+    assert [sorted(line)[0] for line in metrics(tmp_path)] == [
+        "held_out_loss",
+        "bubble_fraction",
+        "held_out_loss",
+    ]
+    again = fullbore("train", *options)
+    assert again.status == 2
+    assert f"go on with it by --load {tmp_path}" in again.err
+
+
+def test_help_and_refusals_need_no_torch() -> None:
+    code = """
+import sys
+from fullbore.cli.main import main
+for arguments in (["train", "--help"], ["export", "--help"], ["train", "--config", "run.ini"],
+                  ["train", "--model", "a", "--data", "b", "-p", "2", "--global-batch-size", "0"]):
+    try:
+        main(arguments)
+    except SystemExit:
+        assert "torch" not in sys.modules, arguments
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--pipeline-model-parallel-size" in done.stdout
