@@ -243,7 +243,7 @@ class Pipeline:
             batch = self._batch(inputs, targets, dict(kwargs or {}), train=train)
             batch.return_outputs = return_outputs
         log = SpanLog(self._clock) if self.record else None
-        meter = ActivationMeter(list(self._setup.stages.values())) if self.record else None
+        meter = self._meter(batch) if self.record else None
         loss, step_s = session.run(batch, log=log, meter=meter)
         records: list[RankRecord] | None = None
         if log is not None and meter is not None:
@@ -256,6 +256,9 @@ class Pipeline:
                     )
                 )
         return self._result(batch, loss, step_s, records)
+
+    def _meter(self, batch: Batch) -> ActivationMeter:
+        return ActivationMeter(list(self._setup.stages.values()), [batch.inputs, batch.kwargs])
 
     def _batch(self, inputs: Any, targets: Any, kwargs: dict[str, Any], *, train: bool) -> Batch:
         setup, m = self._setup, self._setup.schedule.microbatches

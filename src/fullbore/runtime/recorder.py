@@ -6,6 +6,7 @@ become a `Timeline` after the step, on one clock for all ranks.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fullbore.ir import Action, Kind
 from fullbore.runtime.control import Control
@@ -122,7 +124,7 @@ def clock_offset_s(control: Control, clock: Clock) -> float:
 def _clock_place(clock: Clock) -> str:
     """What tells two clocks apart: the boot of the machine for the default one."""
     if clock is not time.perf_counter:
-        return f"own clock {id(clock)} of {socket.gethostname()}"
+        return f"a clock of process {os.getpid()} on {socket.gethostname()}"
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else socket.gethostname()
 
@@ -149,17 +151,16 @@ def _ping(control: Control, clock: Clock) -> float:
 
 
 class ActivationMeter:
-    """Counts the bytes that autograd saves for backward, parameters and buffers aside.
+    """Counts the bytes that autograd saves for backward and a backward frees.
 
-    A storage that several saved tensors of one microbatch share counts once.
+    Parameters, buffers and the caller's own inputs stay whatever happens and do not count. A
+    storage that several saved tensors of one microbatch share counts once.
     """
 
-    def __init__(self, modules: list[nn.Module]) -> None:
-        self._own = {
-            tensor.untyped_storage().data_ptr()
-            for module in modules
-            for tensor in (*module.parameters(), *module.buffers())
-        }
+    def __init__(self, modules: list[nn.Module], inputs: Any) -> None:
+        tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        tensors += [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+        self._staying = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._saved_bytes: dict[tuple[int, int], int] = {}
         self._live_bytes = 0
         self.peak_bytes = 0
@@ -172,7 +173,7 @@ class ActivationMeter:
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._own:
+            if storage.data_ptr() not in self._staying:
                 storages[storage.data_ptr()] = storage.nbytes()
             return tensor.detach()  # a saved output must not hold its own graph
 

@@ -1,0 +1,18 @@
+"""The CUDA side: NCCL links and stream waits. Needs as many devices as ranks."""
+
+import gpu_jobs as jobs
+import pytest
+import torch
+from ranks import run_ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
+def test_gradients_on_cuda_equal_one_process(name: str) -> None:
+    """With one device P = 1; with two or more, P = 2 over NCCL."""
+    ranks = min(2, torch.cuda.device_count())
+    assert run_ranks(jobs.gradients_on_cuda, ranks, ranks, name) == [[]] * ranks

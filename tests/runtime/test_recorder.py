@@ -1,0 +1,49 @@
+"""The recorder: every action once, on one clock, in an order that could have happened."""
+
+import numpy as np
+import pytest
+import recorder_jobs as jobs
+from gradient_jobs import make
+from ranks import run_ranks
+
+from fullbore.ir import Kind, dependencies
+from fullbore.passes import insert_communication
+
+
+@pytest.mark.parametrize("case", [("1f1b", 4, None), ("interleaved", 4, 2)], ids=str)
+def test_the_timeline_holds_every_action_after_what_it_waits_for(case: jobs.Case) -> None:
+    found = run_ranks(jobs.recorded, 2, 2, case)
+    schedule = insert_communication(make(case, 2))
+    flat, needs = schedule.flat(), dependencies(schedule)
+    for timeline, _, _ in found:
+        assert timeline.source == "measured" and timeline.ranks == 2
+        for name in ("kind", "stage", "microbatch", "rank"):
+            assert np.array_equal(getattr(timeline, name), getattr(flat, name))
+        assert (timeline.end_s >= timeline.start_s).all()
+        assert timeline.start_s[timeline.is_compute].min() == 0
+        for before in (needs.value, needs.stored):
+            has = before >= 0
+            receives = np.isin(timeline.kind, (Kind.RECV_F, Kind.RECV_B)) & has
+            # a receive may begin to wait before its send; it ends after the send began
+            assert (timeline.end_s[receives] >= timeline.start_s[before[receives]]).all()
+            others = has & ~receives
+            assert (timeline.start_s[others] >= timeline.end_s[before[others]]).all()
+
+
+def test_activation_bytes_are_those_that_autograd_saves() -> None:
+    for case, live in ((("1f1b", 4, None), (2, 1)), (("gpipe", 4, None), (4, 4))):
+        (_, peaks, saved_0), (_, _, saved_1) = run_ranks(jobs.recorded, 2, 2, case)
+        assert peaks[0] == live[0] * saved_0
+        loss_saves = peaks[1] - live[1] * saved_1  # output, target or their difference
+        assert 0 < loss_saves <= live[1] * 3 * 2 * 12 * 4
+
+
+def test_clocks_that_differ_are_set_to_rank_0() -> None:
+    offsets = run_ranks(jobs.skewed_offset, 3, 3)
+    assert offsets[0] == 0
+    for rank in (1, 2):
+        assert offsets[rank] == pytest.approx(-jobs.MINUTE_S * rank, abs=1.0)
+
+
+def test_nothing_is_recorded_unless_asked_for() -> None:
+    assert run_ranks(jobs.unrecorded, 2, 2, ("1f1b", 2, None)) == [(None, None, None)] * 2
