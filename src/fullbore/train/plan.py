@@ -55,22 +55,26 @@ def _layers(held: range) -> str:
     return f"layers {held[0]}-{held[-1]}" if len(held) > 1 else f"layer {held[0]}"
 
 
-def make_plan(settings: TrainSettings, folder: Path) -> Plan:
+def make_plan(settings: TrainSettings, folder: Path, *, schedule: Schedule | None = None) -> Plan:
     """Cut the model of a folder as the settings ask.
 
-    Raises ModelError, or ConfigError and ScheduleError naming the nearest legal values.
+    schedule: one that no name stands for, instead of the settings' own. Raises ModelError, or
+    ConfigError and ScheduleError naming the nearest legal values.
     """
     config = read_config(folder)
     whole = empty_model(config)
     anatomy = examine(empty_model(config))
     costs = piece_costs(whole, anatomy, seq_length=settings.seq_length)
-    shape = settings.shape(anatomy.layers)
-    layers = shape.layers or balance(costs, stages=shape.ranks * shape.virtual_stages)
+    if schedule is None:
+        shape = settings.shape(anatomy.layers)
+        schedule, layers = shape.build(), shape.layers
+    else:
+        layers = settings.stage_layers
     return Plan(
         folder=folder,
         config=config,
         anatomy=anatomy,
         costs=costs,
-        parts=parts_of(anatomy, layers),
-        schedule=shape.build(),
+        parts=parts_of(anatomy, layers or balance(costs, stages=schedule.stages)),
+        schedule=schedule,
     )

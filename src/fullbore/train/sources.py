@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fullbore.errors import ModelError
+from fullbore.train.build import empty_model
 from fullbore.train.files import move_folder
 
 __all__ = ["SMOLLM2", "count_layers", "find_model", "find_smollm2", "read_config", "read_tokenizer"]
@@ -149,12 +150,29 @@ def _converted(source: Path, cache: Path, *, folder: Path, gguf: str | None) -> 
 
 
 def _convert(folder: Path, gguf: str | None, target: Path) -> None:
+    """Load through transformers, and save as the plain 32-bit model that it is then."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    options: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
-    model.save_pretrained(target)
+    options: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf, **_dequantized()}
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    config = type(loaded.config).from_dict(loaded.config.to_dict())
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain = empty_model(config)
+    plain.load_state_dict(loaded.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.config.use_cache = True
+    plain.save_pretrained(target)
+    options.pop("quantization_config", None)
     AutoTokenizer.from_pretrained(folder, **options).save_pretrained(target)
+
+
+def _dequantized() -> dict[str, Any]:
+    """How transformers is told to unpack a GGUF file, in releases that would leave it packed."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 def count_layers(folder: Path) -> int | None:

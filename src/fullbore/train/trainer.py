@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullbore.errors import CheckpointError, DataError, ModelError, PipelineError
+from fullbore.ir import Schedule
 from fullbore.runtime import Pipeline, StepResult
 from fullbore.timeline import Timeline, summarize
 from fullbore.train import checkpoint as checkpoints
@@ -42,7 +43,7 @@ class StepReport:
 
     step: counted from 1. step_s: seconds of the whole step, optimizer included. mfu: model FLOPs
     against the ranks' peak together. bubble_fraction: measured; None where that means nothing,
-    since ranks share cores. timeline and peak_activation_bytes: with recording on.
+    since ranks share cores. timeline and the bytes (see `StepResult`): with recording on.
     """
 
     step: int
@@ -55,6 +56,7 @@ class StepReport:
     bubble_fraction: float | None
     timeline: Timeline | None
     peak_activation_bytes: tuple[int, ...] | None
+    stage_activation_bytes: tuple[int, ...] | None
 
 
 class Trainer:
@@ -67,19 +69,20 @@ class Trainer:
         *,
         device: torch.device,
         cores: int,
+        schedule: Schedule | None = None,
         record: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Load everything that this rank needs.
 
-        cores: of this machine, for this run. record: measure each step's timeline. Raises
-        FullboreError, the same on every rank.
+        cores: of this machine, for this run. schedule: instead of the one that the settings
+        name. record: measure each step's timeline. Raises FullboreError, the same on every rank.
         """
         self.settings, self.team, self.device = settings, team, device
         self.oversubscribed = device.type == "cpu" and team.local_size > cores
         self._clock = clock
         self.step = self.sequences = 0
-        self.plan = self._load_plan()
+        self.plan = self._load_plan(schedule)
         self._dtype = torch.bfloat16 if settings.bf16 else torch.float32
         self._load_data()
         self.stages = team.together(self._build_stages, wrong=ModelError)
@@ -162,7 +165,7 @@ class Trainer:
 
     # -- loading -------------------------------------------------------------------------------
 
-    def _load_plan(self) -> Plan:
+    def _load_plan(self, schedule: Schedule | None) -> Plan:
         settings = self.settings
         folder = self.team.leaders_first(
             lambda: find_model(
@@ -170,7 +173,9 @@ class Trainer:
             ),
             wrong=ModelError,
         )
-        return self.team.together(lambda: make_plan(settings, folder), wrong=ModelError)
+        return self.team.together(
+            lambda: make_plan(settings, folder, schedule=schedule), wrong=ModelError
+        )
 
     def _load_data(self) -> None:
         settings, team = self.settings, self.team
@@ -275,4 +280,5 @@ class Trainer:
             bubble_fraction=bubble,
             timeline=result.timeline,
             peak_activation_bytes=result.peak_activation_bytes,
+            stage_activation_bytes=result.stage_activation_bytes,
         )

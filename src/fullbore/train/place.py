@@ -1,0 +1,77 @@
+"""Where a rank stands: among all processes, on which device, and how it joins the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from fullbore.errors import ConfigError
+from fullbore.train.team import Team
+
+__all__ = ["RankPlace", "cores_here", "device_for", "joined"]
+
+_PATIENCE = timedelta(minutes=60)  # one rank may convert a model while the others wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a process stands among all ranks, and among those of its machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+@contextmanager
+def joined(place: RankPlace, device: torch.device, *, ranks: int) -> Iterator[Team]:
+    """The team of all ranks, while they are joined. ConfigError unless there are P of them."""
+    if place.size != ranks:
+        raise ConfigError(
+            f"{place.size} processes were started and --pipeline-model-parallel-size is {ranks}: "
+            f"start {ranks} processes (data parallelism is not there yet), or set "
+            f"--pipeline-model-parallel-size {place.size}"
+        )
+    if place.size == 1:
+        yield Team()
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+    try:
+        yield Team(
+            rank=place.rank,
+            size=place.size,
+            local_rank=place.local_rank,
+            local_size=place.local_size,
+            group=dist.new_group(backend="gloo", timeout=_PATIENCE),
+        )
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def cores_here() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def device_for(place: RankPlace, kind: str) -> torch.device:
+    """This rank's device; kind is auto, cpu or cuda. ConfigError where there is no GPU for it."""
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    devices = torch.cuda.device_count()
+    if place.local_rank >= devices:
+        raise ConfigError(
+            f"there are {place.local_size} ranks on this machine and {devices} GPUs: use at most "
+            f"{devices} ranks, or --device cpu"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
