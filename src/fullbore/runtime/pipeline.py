@@ -258,7 +258,9 @@ class Pipeline:
         return self._result(batch, loss, step_s, records)
 
     def _meter(self, batch: Batch) -> ActivationMeter:
-        return ActivationMeter(list(self._setup.stages.values()), [batch.inputs, batch.kwargs])
+        return ActivationMeter(
+            list(self._setup.stages.values()), [batch.inputs, batch.targets, batch.kwargs]
+        )
 
     def _batch(self, inputs: Any, targets: Any, kwargs: dict[str, Any], *, train: bool) -> Batch:
         setup, m = self._setup, self._setup.schedule.microbatches
