@@ -22,7 +22,7 @@ from fullbore.train.checkpoint import (
     read_state,
 )
 from fullbore.train.files import move_folder
-from fullbore.train.sources import read_config
+from fullbore.train.sources import quietly, read_config
 
 __all__ = ["export"]
 
@@ -44,7 +44,8 @@ def export(checkpoint: Path, target: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as temporary:
             made = Path(temporary) / target.name
             model.config.use_cache = True
-            model.save_pretrained(made)
+            with quietly():
+                model.save_pretrained(made)
             for path in model_folder_of(checkpoint).iterdir():
                 if not (made / path.name).exists():
                     shutil.copy(path, made)

