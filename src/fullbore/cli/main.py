@@ -14,6 +14,7 @@ import typer
 
 from fullbore import __version__
 from fullbore.cli.check import check
+from fullbore.cli.compare import compare
 from fullbore.cli.export import export
 from fullbore.cli.help import GroupedCommand
 from fullbore.cli.schedules import schedules
@@ -24,7 +25,7 @@ from fullbore.errors import FullboreError
 
 __all__ = ["app", "main"]
 
-COMMANDS = (schedules, show, simulate, check, train, export)
+COMMANDS = (schedules, show, simulate, check, train, compare, export)
 
 app = typer.Typer(
     name="fullbore",

@@ -4,7 +4,7 @@ Nothing here knows torch: ranks hand over measurements, and everything that foll
 and text, so it is tested without a process.
 """
 
-from fullbore.compare.measurement import Measurement, Setting, Training
+from fullbore.compare.measurement import Length, Measurement, Setting, Training
 from fullbore.compare.outcome import Figures, Outcome, assess
 
-__all__ = ["Figures", "Measurement", "Outcome", "Setting", "Training", "assess"]
+__all__ = ["Figures", "Length", "Measurement", "Outcome", "Setting", "Training", "assess"]

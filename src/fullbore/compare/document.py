@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fullbore.compare.measurement import Setting
 from fullbore.compare.outcome import Figures, Outcome
 from fullbore.timeline import summarize
 
-__all__ = ["BUBBLE", "document"]
+__all__ = ["BUBBLE", "costs_file", "document"]
 
 BUBBLE = "idle / (ranks * makespan)"
 
 
-def document(
-    setting: Setting, outcomes: Sequence[Outcome], *, costs_files: Mapping[str, str]
-) -> dict[str, Any]:
-    """The whole comparison as plain values. costs_files: by schedule label, the file's name."""
+def costs_file(outcome: Outcome) -> str:
+    """The name of the costs file that is written beside the document."""
+    return f"costs-{outcome.measurement.schedule.name}.json"
+
+
+def document(setting: Setting, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The whole comparison as plain values."""
     training = setting.training
     return {
         "ranks": setting.ranks,
@@ -41,14 +44,11 @@ def document(
         "peak_source": training and training.peak_source,
         "bubble_definition": BUBBLE,
         "warnings": list(setting.warnings),
-        "schedules": [
-            _schedule(outcome, outcomes[0], costs_files[outcome.measurement.label])
-            for outcome in outcomes
-        ],
+        "schedules": [_schedule(outcome, outcomes[0]) for outcome in outcomes],
     }
 
 
-def _schedule(outcome: Outcome, first: Outcome, costs_file: str) -> dict[str, Any]:
+def _schedule(outcome: Outcome, first: Outcome) -> dict[str, Any]:
     measurement, schedule = outcome.measurement, outcome.measurement.schedule
     return {
         "schedule": schedule.name,
@@ -71,7 +71,7 @@ def _schedule(outcome: Outcome, first: Outcome, costs_file: str) -> dict[str, An
             for timeline, step_s in zip(measurement.timelines, measurement.step_s, strict=True)
         ],
         "costs": outcome.costs.model_dump(exclude_none=True, mode="json"),
-        "costs_file": costs_file,
+        "costs_file": costs_file(outcome),
     }
 
 

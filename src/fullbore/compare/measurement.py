@@ -8,7 +8,15 @@ from statistics import median
 from fullbore.ir import Schedule
 from fullbore.timeline import Timeline
 
-__all__ = ["Measurement", "Setting", "Training"]
+__all__ = ["Length", "Measurement", "Setting", "Training"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """How many steps each schedule runs, of which the first warmup_steps are not measured."""
+
+    steps: int
+    warmup_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["peak_flops"]
+__all__ = ["peak_flops", "peak_source"]
 
 _DENSE_BF16_FLOPS = {  # NVIDIA's and AMD's data sheets
     "A100": 312e12,
@@ -35,11 +35,9 @@ def peak_flops(
     From the table of dense 16-bit peaks where the device is in it, else the best of a few
     products that are timed now, with the threads that this process has.
     """
-    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        name = torch.cuda.get_device_name(device)
-        for known in sorted(_DENSE_BF16_FLOPS, key=len, reverse=True):
-            if known in name:
-                return _DENSE_BF16_FLOPS[known]
+    known = _sheet_flops(device, dtype)
+    if known is not None:
+        return known
     best = 0.0
     for size in _SIZES:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -48,6 +46,22 @@ def peak_flops(
         if best_s > _LONG_S:
             break
     return best
+
+
+def peak_source(device: torch.device, dtype: torch.dtype) -> str:
+    """Where `peak_flops` has its figure from, to be printed beside it."""
+    if _sheet_flops(device, dtype) is not None:
+        return "the data sheet's dense 16-bit figure"
+    return "the best of some matrix products timed here, on all ranks at once"
+
+
+def _sheet_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        name = torch.cuda.get_device_name(device)
+        for known in sorted(_DENSE_BF16_FLOPS, key=len, reverse=True):
+            if known in name:
+                return _DENSE_BF16_FLOPS[known]
+    return None
 
 
 def _time_product(left: torch.Tensor, right: torch.Tensor, clock: Callable[[], float]) -> float:

@@ -1,0 +1,127 @@
+"""A job whose stages sleep: as many ranks as wanted on few cores, everything but compute real.
+
+An action counts as busy for its nominal time, and what it takes longer, waking up included, is
+host time; otherwise a tired machine would look well filled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fullbore.compare import Length, Setting
+from fullbore.cost import Costs
+from fullbore.ir import Kind, Schedule
+from fullbore.runtime import PacedStage, Pipeline, paced_loss
+from fullbore.timeline import Timeline
+from fullbore.train.comparison import Machine, Made, Stepped
+from fullbore.train.team import Team
+
+__all__ = ["PacedJob", "PacedRunner", "nominal"]
+
+_ITEM_BYTES = 4  # float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacedJob:
+    """Sleeping stages under each of some schedules, whose backwards are whole.
+
+    costs: for each schedule, how long its stages sleep; pace says so in words. message_bytes: of
+    each activation and gradient.
+    """
+
+    schedules: tuple[Schedule, ...]
+    costs: tuple[Costs, ...]
+    pace: str
+    message_bytes: int
+    overlap: bool
+    length: Length
+    device: str = "cpu"
+    threads: int | None = 1
+
+    def make(self, index: int, machine: Machine) -> Made:
+        """The sleepers of one schedule on this rank."""
+        schedule = self.schedules[index]
+        setting = Setting(
+            ranks=schedule.ranks,
+            microbatches=schedule.microbatches,
+            steps=self.length.steps,
+            warmup_steps=self.length.warmup_steps,
+            overlap=self.overlap,
+            device="cpu",
+            cores=machine.cores,
+            threads=machine.threads,
+            message_bytes=self.message_bytes,
+            pace=self.pace,
+        )
+        runner = PacedRunner(
+            schedule,
+            self.costs[index],
+            machine.team,
+            message_bytes=self.message_bytes,
+            overlap=self.overlap,
+        )
+        return Made(runner=runner, setting=setting)
+
+
+class PacedRunner:
+    """One rank's paced stages under one schedule, whose backwards are whole."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        costs: Costs,
+        team: Team,
+        *,
+        message_bytes: int,
+        overlap: bool,
+    ) -> None:
+        """costs: how long each stage sleeps; message_bytes: of each activation and gradient."""
+        self.schedule, self._costs = schedule, costs
+        self._batch = torch.zeros(schedule.microbatches, max(1, message_bytes // _ITEM_BYTES))
+        self._pipe = Pipeline(
+            stages={
+                stage: PacedStage(
+                    forward_s=costs.stages[stage].forward_s,
+                    backward_s=costs.stages[stage].backward_s,
+                )
+                for stage in schedule.placement.stages_of(team.rank)
+            },
+            schedule=schedule,
+            loss_fn=paced_loss,
+            overlap_p2p=overlap,
+            record=True,
+        )
+
+    def evaluate(self) -> None:
+        """Nothing is computed that could be right or wrong."""
+
+    def step(self) -> Stepped:
+        """One step; the timeline is the nominal one."""
+        result = self._pipe.step(self._batch, self._batch)
+        assert result.timeline is not None
+        return Stepped(
+            step_s=result.step_s,
+            loss=None,
+            timeline=nominal(result.timeline, self._costs),
+            peak_activation_bytes=None,
+            stage_activation_bytes=None,
+        )
+
+    def close(self) -> None:
+        """Let go of the pipeline."""
+        self._pipe.close()
+
+
+def nominal(timeline: Timeline, costs: Costs) -> Timeline:
+    """A paced timeline in which each F and B lasts as long as its stage's costs say.
+
+    It keeps its end, since a sleeper is late in beginning and in nothing after.
+    """
+    duration_s = np.full((len(Kind), len(costs.stages)), np.inf)
+    duration_s[Kind.F] = [stage.forward_s for stage in costs.stages]
+    duration_s[Kind.B] = [stage.backward_s for stage in costs.stages]
+    latest_s = timeline.end_s - duration_s[timeline.kind, timeline.stage]
+    return replace(timeline, start_s=np.maximum(timeline.start_s, latest_s))
