@@ -181,3 +181,11 @@ def train_plainly(settings: TrainSettings, *, steps: int) -> tuple[list[float], 
         optimizer.zero_grad()
         losses.append(total)
     return losses, norms
+
+
+def run_figures(
+    rank: int, settings: TrainSettings, *, steps: int
+) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of some steps."""
+    losses, norms, _ = run_steps(rank, settings, steps=steps)
+    return losses, norms

@@ -23,7 +23,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 def learning_rate(settings: TrainSettings, step: int) -> float:
     """The learning rate of a step, counted from 0: linear warm-up, then a cosine down to min_lr.
 
-    As Megatron's `--lr-decay-style cosine`, the warm-up's first step included.
+    As Megatron's `--lr-decay-style cosine`, but for the first step of a warm-up, which Megatron
+    spends at a rate of 0.
     """
     if step < settings.lr_warmup_iters:
         return settings.lr * (step + 1) / settings.lr_warmup_iters
