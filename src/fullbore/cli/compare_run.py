@@ -109,11 +109,14 @@ def _write(
 
 
 def _print(setting: Setting, outcomes: Sequence[Outcome], output: Path) -> None:
-    from fullbore.compare.tables import CELLS, headline, rows
+    from fullbore.compare.tables import columns, headline, rows
 
     print(headline(setting), *(f"Warning: {text}" for text in setting.warnings), sep="\n")
-    cells = [[row.schedule, *(str(getattr(row, name)) for name in CELLS)] for row in rows(outcomes)]
-    print("", table(["schedule", *CELLS.values()], cells), "", sep="\n")
+    chosen = columns(setting)
+    cells = [
+        [row.schedule, *(str(getattr(row, name)) for name in chosen)] for row in rows(outcomes)
+    ]
+    print("", table(["schedule", *chosen.values()], cells), "", sep="\n")
     print(
         "measured / predicted; bubble fraction = idle / (ranks × makespan); change: measured step",
         "time against the first row; peak activations of the rank that holds most, and of each:",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fullbore.compare.measurement import Setting
 from fullbore.compare.outcome import Figures, Outcome
 from fullbore.compare.tables import (
-    CELLS,
     Row,
+    columns,
     duration,
     headline,
     peaks_by_rank,
@@ -31,7 +31,7 @@ def page(setting: Setting, outcomes: Sequence[Outcome]) -> str:
     return render(
         title=f"{names}: measured and predicted",
         panels=[panel for outcome in outcomes for panel in _panels(outcome)],
-        tables=[_overview(outcomes), _peaks(setting, outcomes), _costs(outcomes)],
+        tables=[_overview(setting, outcomes), _peaks(setting, outcomes), _costs(outcomes)],
         notes=_notes(setting, outcomes),
         remarks=[
             Remarks(title="How each figure was obtained", entries=tuple(_how(setting, outcomes)))
@@ -55,21 +55,21 @@ def _notes(setting: Setting, outcomes: Sequence[Outcome]) -> list[str]:
 # -- tables -------------------------------------------------------------------------------------
 
 
-def _overview(outcomes: Sequence[Outcome]) -> Table:
-    headers = ["schedule"]
-    for name, header in CELLS.items():
+def _overview(setting: Setting, outcomes: Sequence[Outcome]) -> Table:
+    headers, chosen = ["schedule"], columns(setting)
+    for name, header in chosen.items():
         headers += [header, "predicted"] if name in _PAIRS else [header]
     return Table(
-        caption="bubble fraction = idle / (ranks × makespan); peak activations of the rank that "
-        "holds most; change of the measured step time against the first row",
+        caption="Bubble fraction is idle / (ranks × makespan); peak activations are those of the "
+        "rank that holds most; change is that of the measured step time against the first row",
         headers=tuple(headers),
-        rows=tuple(_cells(row) for row in rows(outcomes)),
+        rows=tuple(_cells(row, chosen) for row in rows(outcomes)),
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, chosen: Iterable[str]) -> tuple[str, ...]:
     cells = [row.schedule]
-    for name in CELLS:
+    for name in chosen:
         value = getattr(row, name)
         cells += value.cells if name in _PAIRS else [value]
     return tuple(cells)
@@ -79,18 +79,19 @@ def _peaks(setting: Setting, outcomes: Sequence[Outcome]) -> Table:
     in_bytes = outcomes[0].measured.peak_activation_bytes is not None
     unit = "" if in_bytes else f" in microbatches × 1/{setting.ranks} of the model"
     return Table(
-        caption=f"peak activations of each rank, measured / predicted{unit}",
+        caption=f"Peak activations of each rank, measured / predicted{unit}",
         headers=("schedule", *(f"rank {rank}" for rank in range(setting.ranks))),
         rows=tuple(
-            (outcome.measurement.label, *map(str, peaks_by_rank(outcome))) for outcome in outcomes
+            (outcome.measurement.label, *map(str, peaks))
+            for outcome, peaks in zip(outcomes, peaks_by_rank(outcomes), strict=True)
         ),
     )
 
 
 def _costs(outcomes: Sequence[Outcome]) -> Table:
     return Table(
-        caption="what the predictions were made from: medians of this run, a value a stage",
-        headers=("schedule", "forward", "backward", "unit", "hop", "host time an action"),
+        caption="What the predictions were made from, measured in this run; a value a stage",
+        headers=("schedule", "forward", "backward", "hop", "host time an action"),
         rows=tuple((outcome.measurement.label, *stage_costs(outcome)) for outcome in outcomes),
     )
 
@@ -200,14 +201,17 @@ def _how_change(outcomes: Sequence[Outcome]) -> str:
 
 
 def _panels(outcome: Outcome) -> tuple[Panel, Panel]:
-    return _panel(outcome, outcome.predicted), _panel(outcome, outcome.measured)
+    return (
+        _panel(outcome, outcome.predicted, "predicted"),
+        _panel(outcome, outcome.measured, "measured"),
+    )
 
 
-def _panel(outcome: Outcome, figures: Figures) -> Panel:
+def _panel(outcome: Outcome, figures: Figures, side: str) -> Panel:
     summary = figures.summary
     options = {} if figures.peak_activation_bytes is None else {"curve_unit": BYTES}
     return Panel(
-        title=outcome.measurement.label,
+        title=f"{outcome.measurement.label}, {side}",
         timeline=figures.timeline,
         curves=outcome.curves(figures),
         facts=(

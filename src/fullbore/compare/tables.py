@@ -10,9 +10,19 @@ from dataclasses import dataclass
 
 from fullbore.compare.measurement import Setting
 from fullbore.compare.outcome import Figures, Outcome
-from fullbore.view.units import byte_unit, plain, time_unit
+from fullbore.view.units import TimeUnit, byte_unit, plain, time_unit
 
-__all__ = ["CELLS", "Pair", "Row", "headline", "peaks_by_rank", "rows", "stage_costs"]
+__all__ = [
+    "Pair",
+    "Row",
+    "columns",
+    "duration",
+    "headline",
+    "peaks_by_rank",
+    "percent",
+    "rows",
+    "stage_costs",
+]
 
 NONE = "–"
 _DIGITS = 3
@@ -49,7 +59,7 @@ class Row:
     change: str
 
 
-CELLS = {
+_CELLS = {
     "bubble": "bubble fraction",
     "peak": "peak activations",
     "step": "step time",
@@ -58,6 +68,13 @@ CELLS = {
     "held_out": "held-out loss",
     "change": "change",
 }
+_OF_TRAINING = ("mfu", "loss", "held_out")
+
+
+def columns(setting: Setting) -> dict[str, str]:
+    """The fields of a row that mean something for this job, with their headers."""
+    trains = setting.training is not None
+    return {name: head for name, head in _CELLS.items() if trains or name not in _OF_TRAINING}
 
 
 def headline(setting: Setting) -> str:
@@ -74,25 +91,33 @@ def headline(setting: Setting) -> str:
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """One row a schedule, in the order in which they ran."""
-    return [_row(outcome, outcomes[0]) for outcome in outcomes]
-
-
-def peaks_by_rank(outcome: Outcome) -> list[Pair]:
-    """Peak activations of each rank: bytes where they were measured, else microbatches × 1/P."""
-    measured, predicted = _peaks(outcome.measured), _peaks(outcome.predicted)
-    if outcome.measured.peak_activation_bytes is None:
-        return [
-            Pair(measured=plain(m, digits=4), predicted=plain(p, digits=4), unit="")
-            for m, p in zip(measured, predicted, strict=True)
-        ]
-    unit = byte_unit(max(*measured, *predicted))
+    step_unit = time_unit(max(outcome.measured.step_s for outcome in outcomes))
+    peaks = peaks_by_rank(outcomes)
     return [
-        Pair(
-            measured=plain(m / unit.size, digits=_DIGITS),
-            predicted=plain(p / unit.size, digits=_DIGITS),
-            unit=unit.symbol,
-        )
-        for m, p in zip(measured, predicted, strict=True)
+        _row(outcome, outcomes[0], peak=_worst(outcome, of_ranks), step_unit=step_unit)
+        for outcome, of_ranks in zip(outcomes, peaks, strict=True)
+    ]
+
+
+def peaks_by_rank(outcomes: Sequence[Outcome]) -> list[list[Pair]]:
+    """Peak activations of each rank of each schedule, all in one unit.
+
+    That is bytes where they were measured, else microbatches × 1/P of the model.
+    """
+    unit = None
+    if outcomes[0].measured.peak_activation_bytes is not None:
+        unit = byte_unit(max(max(_peaks(outcome.measured)) for outcome in outcomes))
+    size, symbol = (1, "") if unit is None else (unit.size, unit.symbol)
+    return [
+        [
+            Pair(
+                measured=plain(m / size, digits=_DIGITS),
+                predicted=plain(p / size, digits=_DIGITS),
+                unit=symbol,
+            )
+            for m, p in zip(_peaks(outcome.measured), _peaks(outcome.predicted), strict=True)
+        ]
+        for outcome in outcomes
     ]
 
 
@@ -100,14 +125,19 @@ def stage_costs(outcome: Outcome) -> tuple[str, ...]:
     """What the prediction was made from: forward and backward of each stage, hop, host time."""
     stages = outcome.costs.stages
     unit = time_unit(max(stage.backward_s for stage in stages))
-    number = unit.number
     return (
-        ", ".join(number(stage.forward_s, digits=_DIGITS) for stage in stages),
-        ", ".join(number(stage.backward_s, digits=_DIGITS) for stage in stages),
-        unit.symbol,
+        _listed([unit.number(stage.forward_s, digits=_DIGITS) for stage in stages], unit.symbol),
+        _listed([unit.number(stage.backward_s, digits=_DIGITS) for stage in stages], unit.symbol),
         duration(outcome.costs.hop_s),
         duration(outcome.costs.overhead_s),
     )
+
+
+def _listed(values: Sequence[str], unit: str) -> str:
+    """A value a stage, or one for all where they are the same."""
+    if len(values) > 1 and len(set(values)) == 1:
+        return f"{values[0]} {unit} each"
+    return f"{', '.join(values)} {unit}"
 
 
 def duration(value_s: float) -> str:
@@ -121,10 +151,8 @@ def percent(share: float) -> str:
     return f"{share * 100:.1f}"
 
 
-def _row(outcome: Outcome, first: Outcome) -> Row:
+def _row(outcome: Outcome, first: Outcome, *, peak: Pair, step_unit: TimeUnit) -> Row:
     measured, predicted, measurement = outcome.measured, outcome.predicted, outcome.measurement
-    peaks = peaks_by_rank(outcome)
-    worst = max(range(len(peaks)), key=lambda rank: _peaks(measured)[rank])
     losses = measurement.losses
     return Row(
         schedule=measurement.label,
@@ -133,8 +161,12 @@ def _row(outcome: Outcome, first: Outcome) -> Row:
             predicted=percent(predicted.summary.bubble_fraction),
             unit="%",
         ),
-        peak=peaks[worst],
-        step=_times(measured.step_s, predicted.step_s),
+        peak=peak,
+        step=Pair(
+            measured=step_unit.number(measured.step_s, digits=_DIGITS),
+            predicted=step_unit.number(predicted.step_s, digits=_DIGITS),
+            unit=step_unit.symbol,
+        ),
         mfu=NONE if measured.mfu is None else f"{percent(measured.mfu)} %",
         loss=f"{losses[-1]:.3f}" if losses else NONE,
         held_out=_held_out(measurement.held_out_before, measurement.held_out_after),
@@ -142,13 +174,10 @@ def _row(outcome: Outcome, first: Outcome) -> Row:
     )
 
 
-def _times(measured_s: float, predicted_s: float) -> Pair:
-    unit = time_unit(max(measured_s, predicted_s))
-    return Pair(
-        measured=unit.number(measured_s, digits=_DIGITS),
-        predicted=unit.number(predicted_s, digits=_DIGITS),
-        unit=unit.symbol,
-    )
+def _worst(outcome: Outcome, of_ranks: Sequence[Pair]) -> Pair:
+    """The pair of the rank that holds most."""
+    measured = _peaks(outcome.measured)
+    return of_ranks[measured.index(max(measured))]
 
 
 def _held_out(before: float | None, after: float | None) -> str:
