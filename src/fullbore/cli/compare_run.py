@@ -131,5 +131,8 @@ def _peaks(setting: Setting, outcomes: Sequence[Outcome]) -> str:
     from fullbore.compare.tables import peaks_by_rank
 
     header = ["schedule", *(f"rank {rank}" for rank in range(setting.ranks))]
-    cells = [[outcome.measurement.label, *map(str, peaks_by_rank(outcome))] for outcome in outcomes]
+    cells = [
+        [outcome.measurement.label, *map(str, peaks)]
+        for outcome, peaks in zip(outcomes, peaks_by_rank(outcomes), strict=True)
+    ]
     return table(header, cells)
