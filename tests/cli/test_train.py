@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,30 +103,45 @@ def wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> Non
 # -- processes -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_ctrl_c_saves_and_the_run_goes_on_under_torchrun(folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def stopped(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run on two ranks that Ctrl-C has stopped, and what it said."""
+    run = tmp_path_factory.mktemp("stopped") / "run"
     command = [*FULLBORE, "train", *flags(folder, save=run, train_iters=100000), "-p", "2"]
     with started(command) as process:
         wait_for_steps(process, run, 3)
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does
         said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
+    return run, said
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_leaves(stopped: tuple[Path, str], tmp_path: Path) -> None:
+    run, said = stopped
     done = json.loads((run / (run / "latest").read_text() / "run.json").read_text())["step"]
     assert done == metrics(run)[-1]["step"] >= 3
     assert f"stopped after step {done}" in said
-    command = [*TORCHRUN, "2", "-m", "fullbore", "train"]
-    more = flags(folder, save=run, load=run, train_iters=done + 2, export=tmp_path / "exported")
-    status, said = ran([*command, *more, "-p", "2", "-v", "2"])
+    assert "Traceback" not in said
+    status, said = ran([*FULLBORE, "export", str(run), str(tmp_path / "exported")])
+    assert status == 0, said
+    assert (tmp_path / "exported" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_under_torchrun(
+    stopped: tuple[Path, str], folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(stopped[0], run)
+    done = metrics(run)[-1]["step"]
+    options = flags(folder, save=run, load=run, train_iters=done + 2, export=tmp_path / "hf")
+    status, said = ran([*TORCHRUN, "2", "-m", "fullbore", "train", *options, "-p", "2", "-v", "2"])
     assert status == 0, said
     assert [line["step"] for line in metrics(run)] == [*range(1, done + 3)]
     assert (run / "latest").read_text() == f"iter_{done + 2:07d}"
-    assert (tmp_path / "exported" / "model.safetensors").exists()
+    assert (tmp_path / "hf" / "model.safetensors").exists()
     assert "interleaved, 2 stages a rank" in said
-    status, said = ran([*FULLBORE, "export", str(run), str(tmp_path / "again")])
-    assert status == 0, said
-    first, second = (tmp_path / name / "model.safetensors" for name in ("exported", "again"))
-    assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.slow
@@ -251,7 +267,12 @@ def test_a_file_holds_the_same_names_and_the_command_line_wins(
     text = CONFIGS[name].format(model=folder / "model", data=folder / "text.jsonl")
     config.write_text(text, encoding="utf-8")
     found = fullbore(
-        "train", "--config", config, "--save", run, "--train-iters", 1, "--device", "cpu"
+        "train",
+        *("--config", config),
+        *("--save", run),
+        *("--train-iters", 1),
+        *("--device", "cpu"),
+        *("--threads", 1),
     )
     assert found.status == 0, found.err
     assert [line["step"] for line in metrics(run)] == [1]
