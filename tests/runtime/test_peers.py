@@ -5,7 +5,7 @@ from typing import Any
 import peer_jobs as jobs
 import pytest
 import torch
-from ranks import run_outcomes, run_ranks
+from ranks import Outcome, run_outcomes, run_ranks
 
 CASES = {
     2: [("gpipe", 4, None), ("1f1b", 4, None), ("interleaved", 4, 2), ("looped-bfs", 4, 2)],
@@ -125,14 +125,26 @@ def test_17_keyword_arguments_are_not_cut_by_guess(ranks: int) -> None:
             assert "give a list with one entry a microbatch" in found["refused"]
 
 
-@every
-def test_18_a_killed_rank_is_named(ranks: int) -> None:
-    outcomes = run_outcomes(jobs.killed, ranks, ranks, CASES[ranks][1])
-    assert outcomes[-1].died == -9
-    for outcome in outcomes[:-1]:
+def assert_named(outcomes: list[Outcome], victim: int) -> None:
+    """Every rank but the victim fails with the same error, which names it."""
+    assert outcomes[victim].died == -9
+    others = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
+    for outcome in others:
         assert outcome.error is None, outcome.trace
-        assert f"rank {ranks - 1} failed" in outcome.value
+        assert f"rank {victim} failed" in outcome.value
         assert "the process died without a word" in outcome.value
+        assert outcome.value == others[0].value
+
+
+@pytest.mark.parametrize("when", ["step", "evaluation", "between"])
+@pytest.mark.parametrize(("ranks", "victim"), [(2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3)])
+def test_18_a_killed_rank_is_named(ranks: int, victim: int, when: str) -> None:
+    case = CASES[ranks][victim % 2]
+    assert_named(run_outcomes(jobs.killed, ranks, ranks, case, victim, when), victim)
+
+
+def test_18_a_rank_that_is_killed_while_others_clip_is_named() -> None:
+    assert_named(run_outcomes(jobs.waits_in_clipping, 4, 4, ("1f1b", 5, None)), 3)
 
 
 def assert_evaluated(values: list[dict[str, Any]]) -> None:

@@ -282,20 +282,34 @@ def keyword_arguments(rank: int, ranks: int, case: Case) -> dict[str, Any]:
     return {"wrong": wrong, "refused": refused}
 
 
-def killed(rank: int, ranks: int, case: Case) -> str:
-    """The last rank is killed while others wait for it."""
+def killed(rank: int, ranks: int, case: Case, victim: int, when: str) -> str:
+    """A rank is killed in the middle of a step, of an evaluation, or between two steps."""
     s = Setting(rank, ranks, case)
     x, y = batch(2 * s.m)
     s.pipe.step(x, y)
-    if rank == ranks - 1:
-        s.stages[s.schedule.stages - 1].register_forward_pre_hook(
-            lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        )
+    if rank == victim and when == "between":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == victim:
+        last = s.schedule.placement.stages_of(rank)[-1]
+        s.stages[last].register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     begun = time.monotonic()
     try:
-        s.pipe.step(x, y)
+        s.pipe.evaluate(x, y) if when == "evaluation" else s.pipe.step(x, y)
     except FullboreError as error:
         assert time.monotonic() - begun < 5, "took too long to notice"
+        return str(error)
+    return "no error"
+
+
+def waits_in_clipping(rank: int, ranks: int, case: Case) -> str:
+    """The last rank dies after a step while the others clip."""
+    s = Setting(rank, ranks, case)
+    s.pipe.step(*batch(2 * s.m))
+    if rank == ranks - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        s.pipe.clip_grad_norm(1.0)
+    except FullboreError as error:
         return str(error)
     return "no error"
 

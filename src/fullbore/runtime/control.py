@@ -23,12 +23,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from fullbore.errors import RankError
 from fullbore.runtime.device import CpuSide
 
-__all__ = ["Control"]
+__all__ = ["Control", "PeerLostError"]
 
 _FAILURE = "failure"
 _GRACE_S = 1.5  # how long a rank that failed by itself may take to say so
 _GIVE_UP_S = 3.5
 _POLL_S = 0.02
+_TAG = 0
 
 
 class Control:
@@ -51,23 +52,24 @@ class Control:
         if self.ranks == 1:
             return mine.tolist
         if self.rank == 0:
-            others = [torch.empty_like(mine) for _ in range(self.ranks - 1)]
-            received = [self._group.recv([t], r, 0) for r, t in enumerate(others, start=1)]
-            return partial(self._total_at_root, mine, others, received)
+            told = [(rank, torch.empty_like(mine)) for rank in range(1, self.ranks)]
+            posted = [(rank, self._group.recv([tensor], rank, _TAG)) for rank, tensor in told]
+            return partial(self._total_at_root, mine, [tensor for _, tensor in told], posted)
         sums = torch.empty_like(mine)
-        sent = self._group.send([mine], 0, 0)
-        return partial(_total_elsewhere, sums, [sent, self._group.recv([sums], 0, 0)])
+        posted = [
+            (0, self._group.send([mine], 0, _TAG)),
+            (0, self._group.recv([sums], 0, _TAG)),
+        ]
+        return partial(_total_elsewhere, sums, posted)
 
     def _total_at_root(
-        self, mine: torch.Tensor, others: list[torch.Tensor], received: list[dist.Work]
+        self, mine: torch.Tensor, others: list[torch.Tensor], posted: _Posted
     ) -> list[float]:
+        _finish(posted)
         sums = mine.clone()
-        for work, other in zip(received, others, strict=True):
-            work.wait()
+        for other in others:
             sums += other
-        sent = [self._group.send([sums], rank, 0) for rank in range(1, self.ranks)]
-        for work in sent:
-            work.wait()
+        self._tell_everyone(sums)
         return sums.tolist()
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -75,31 +77,37 @@ class Control:
         return self.begin_total(values)()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's picklable value, in rank order, on every rank."""
-        body = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        if self.ranks == 1:
-            return [value]
-        sizes = self._gather_tensor(torch.tensor([len(body)]))
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-        padded[: len(body)] = body
-        bodies = self._gather_tensor(padded)
-        return [
-            pickle.loads(b[: int(size)].numpy().tobytes())
-            for b, size in zip(bodies, sizes, strict=True)
-        ]
-
-    def _gather_tensor(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        gathered = [torch.empty_like(tensor) for _ in range(self.ranks)]
-        self._group.allgather([gathered], [tensor]).wait()
+        """Every rank's picklable value, in rank order, on every rank; by way of rank 0."""
+        if self.rank == 0:
+            values = [value, *(self._receive_value(rank) for rank in range(1, self.ranks))]
+            body = _pickled(values)
+            self._tell_everyone(torch.tensor([len(body)]))
+            self._tell_everyone(body)
+            return values
+        body = _pickled(value)
+        self.send(0, torch.tensor([len(body)]))
+        self.send(0, body)
+        gathered: list[Any] = self._receive_value(0)
         return gathered
+
+    def _receive_value(self, peer: int) -> Any:
+        length = torch.zeros(1, dtype=torch.int64)
+        self.receive(peer, length)
+        body = torch.empty(int(length), dtype=torch.uint8)
+        self.receive(peer, body)
+        return pickle.loads(body.numpy().tobytes())
+
+    def _tell_everyone(self, tensor: torch.Tensor) -> None:
+        others = range(1, self.ranks)
+        _finish([(rank, self._group.send([tensor], rank, _TAG)) for rank in others])
 
     def send(self, peer: int, tensor: torch.Tensor) -> None:
         """Send a small tensor to a peer and wait until it has left."""
-        self._group.send([tensor], peer, 0).wait()
+        _finish([(peer, self._group.send([tensor], peer, _TAG))])
 
     def receive(self, peer: int, tensor: torch.Tensor) -> None:
         """Receive a small tensor from a peer."""
-        self._group.recv([tensor], peer, 0).wait()
+        _finish([(peer, self._group.recv([tensor], peer, _TAG))])
 
     def abort(self) -> None:
         """Close the control connections at once, so that no rank waits in them."""
@@ -115,34 +123,30 @@ class Control:
             kept = record  # the store died with its rank: say what we know
         return RankError(**json.loads(kept))
 
-    def explain(self, *, peer: int | None, owed: str | None, error: str) -> RankError:
-        """Find out why a connection to `peer` closed while this rank waited for `owed`.
+    def explain(self, *, suspects: Sequence[int], owed: str | None, error: str) -> RankError:
+        """Find out why a connection to one of the suspects closed while this rank was waiting.
 
-        Ranks that fail say so in the store; a peer that says nothing has died.
+        owed: the action whose result it was waiting for. Ranks that fail say so in the store
+        before they close anything; one that says nothing has died.
         """
         try:
             self._store.set(f"down/{self.rank}", "1")
-            return self._explain(peer=peer, owed=owed, error=error)
+            return self._explain(suspects, owed, error)
         except (RuntimeError, dist.DistError) as gone:
-            cause = f"its connection closed, and the rendezvous store with it ({_line(gone)})"
-            return RankError(rank=peer, action=owed, cause=cause)
+            cause = f"its connection closed, and the rendezvous store with it ({_first(str(gone))})"
+            return RankError(rank=suspects[0] if suspects else None, action=owed, cause=cause)
 
-    def _explain(self, *, peer: int | None, owed: str | None, error: str) -> RankError:
-        begun = time.monotonic()
-        while (waited := time.monotonic() - begun) < _GIVE_UP_S:
+    def _explain(self, suspects: Sequence[int], owed: str | None, error: str) -> RankError:
+        begun_s = time.monotonic()
+        while (waited_s := time.monotonic() - begun_s) < _GIVE_UP_S:
             if self._store.check([_FAILURE]):
                 return RankError(**json.loads(self._store.get(_FAILURE).decode()))
-            if waited > _GRACE_S and peer is not None and self._silent(peer):
-                return self._report_death(peer, owed)
+            silent = [rank for rank in suspects if not self._store.check([f"down/{rank}"])]
+            if waited_s > _GRACE_S and silent:
+                return self._report_death(silent[0], owed)
             time.sleep(_POLL_S)
-        silent = [rank for rank in range(self.ranks) if self._silent(rank)]
-        if silent:
-            return self._report_death(silent[0], owed)
-        cause = f"a connection broke, yet every rank is alive: the network? ({error})"
+        cause = f"a connection broke, yet both its ends are alive: the network? ({_first(error)})"
         return self.report(rank=self.rank, action=owed, cause=cause)
-
-    def _silent(self, rank: int) -> bool:
-        return not self._store.check([f"down/{rank}"])
 
     def _report_death(self, rank: int, owed: str | None) -> RankError:
         cause = (
@@ -152,11 +156,33 @@ class Control:
         return self.report(rank=rank, action=owed and f"{owed} or before", cause=cause)
 
 
-def _total_elsewhere(sums: torch.Tensor, works: list[dist.Work]) -> list[float]:
-    for work in works:
-        work.wait()
+class PeerLostError(RuntimeError):
+    """The connection to a rank of the pipeline broke while this one waited for it."""
+
+    def __init__(self, peer: int, cause: str) -> None:
+        super().__init__(cause)
+        self.peer = peer
+
+
+_Posted = list[tuple[int, dist.Work]]  # each with the rank at its other end
+
+
+def _finish(posted: _Posted) -> None:
+    for peer, work in posted:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise PeerLostError(peer, str(error)) from error
+
+
+def _pickled(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _total_elsewhere(sums: torch.Tensor, posted: _Posted) -> list[float]:
+    _finish(posted)
     return sums.tolist()
 
 
-def _line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _first(text: str) -> str:
+    return (text.strip().splitlines() or ["no message"])[0]

@@ -2,7 +2,7 @@
 
 It knows nothing of any particular schedule: a program with sends and receives in place says
 everything, and each action is bound to what carries it out before the first step. Values travel
-between actions through `Mailbox`, which a step starts and leaves empty.
+between actions through a mailbox, which a step starts and leaves empty.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ class Executor:
         self._batch, self._meter, self.at = batch, meter, 0
         carry_out = self._carry_out if log is None else partial(self._carry_out_recorded, log)
         carry_out(0, self._first_message)
+        self.at = min(self._first_message, len(self.actions) - 1)
         self._learnt = agree()
         self._expect()
         carry_out(self._first_message, len(self.actions))

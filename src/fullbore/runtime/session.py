@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from fullbore.errors import FullboreError, RankError
 from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
+from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.device import Side
 from fullbore.runtime.executor import Batch, Executor, Learnt
 from fullbore.runtime.microbatch import signature
@@ -30,6 +30,7 @@ __all__ = ["Session", "Setup"]
 
 _Phase = str
 _RUNNING = "the step's actions"
+_TYING = "summing the gradients of tied weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +70,8 @@ class Session:
         self._setup, self._wiring = setup, wiring
         self.control = wiring.control
         self.failed = False
-        wiring.connect(
-            pairs=setup.pairs,
-            tied_ranks=[_ranks_of(names, setup.schedule) for names in setup.tied],
-        )
+        self._tied_ranks = [_ranks_of(names, setup.schedule) for names in setup.tied]
+        wiring.connect(pairs=setup.pairs, tied_ranks=self._tied_ranks)
         self.tied = self._tie()
         self._runners = self._make_runners()
         self._executors = {train: self._make_executor(train=train) for train in (True, False)}
@@ -146,7 +145,7 @@ class Session:
                 self._executing = executor
                 executor.run(batch, agree, log=log, meter=meter)
             if batch.train:
-                with self.together("summing the gradients of tied weights"):
+                with self.together(_TYING):
                     for weight in self.tied:
                         weight.reduce()
         finally:
@@ -222,11 +221,14 @@ class Session:
             raise
 
     def _fail(self, error: BaseException, phase: _Phase) -> RankError:
+        """Say why, or find out why, then close every connection so that all ranks fail."""
         self.failed = True
         action = self._action() if phase == _RUNNING else None
-        talking = phase != _RUNNING or (action is not None and action.kind in COMMUNICATION_KINDS)
-        if talking and isinstance(error, RuntimeError) and not isinstance(error, FullboreError):
-            known = self.control.explain(**self._owed(action), error=str(error))
+        suspects = self._suspects(error, action, phase)
+        if suspects:
+            known = self.control.explain(
+                suspects=suspects, owed=self._owed(action), error=str(error)
+            )
         else:
             known = self.control.report(
                 rank=self._setup.rendezvous.rank,
@@ -238,20 +240,32 @@ class Session:
             executor.reset()
         return known
 
+    def _suspects(
+        self, error: BaseException, action: Action | None, phase: _Phase
+    ) -> Sequence[int]:
+        """The ranks of which one must have closed a connection; none if the failure is our own."""
+        if isinstance(error, PeerLostError):
+            return [error.peer]
+        if not isinstance(error, RuntimeError) or isinstance(error, FullboreError):
+            return []
+        if phase == _TYING:
+            members = {r for ranks in self._tied_ranks for r in ranks}
+            return sorted(members - {self._setup.rendezvous.rank})
+        if action is not None and action.kind in COMMUNICATION_KINDS:
+            there = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
+            return [self._setup.schedule.placement.stage_to_rank[action.stage + there]]
+        return []
+
     def _action(self) -> Action | None:
         executor = self._executing
         return executor.actions[executor.at] if executor and executor.actions else None
 
-    def _owed(self, action: Action | None) -> dict[str, Any]:
-        """Who is at the other end of the connection that broke, and what it owed us."""
+    def _owed(self, action: Action | None) -> str | None:
+        """The compute action of another rank that this one is waiting for."""
         if action is None or self._executing is None:
-            return {"peer": None, "owed": None}
+            return None
         source = self._executing.source_of(action)
-        if source is not None:
-            return {"peer": source[0], "owed": str(source[1])}
-        step = 1 if action.kind == Kind.SEND_F else -1
-        peer = self._setup.schedule.placement.stage_to_rank[action.stage + step]
-        return {"peer": peer, "owed": None}
+        return str(source[1]) if source else None
 
 
 def _ranks_of(names: Mapping[int, str], schedule: Schedule) -> tuple[int, ...]:
