@@ -32,6 +32,7 @@ def empty_model(config: Any) -> Any:
             f"cannot build a causal language model from this configuration "
             f"(model type {getattr(config, 'model_type', None)!r}): {error}"
         ) from error
+    model.tie_weights()  # not every release does that without memory
     model.config.use_cache = False
     return model
 

@@ -76,6 +76,7 @@ class WeightFiles:
         for stored, pattern in recipe.tensors:
             converter.add_tensor(name, stored, pattern, self._read(stored))
         made = converter.convert(name, model=self._model, config=self._model.config)
+        made = made[0] if isinstance(made, tuple) else made  # with a report, in transformers 5.0
         return {told: v[0] if isinstance(v, list) else v for told, v in made.items()}
 
     def _read(self, stored: str) -> Tensor:
