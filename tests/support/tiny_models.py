@@ -40,6 +40,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {},
     "olmo": {},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+        "head_dim": 4,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
 }
 
 
@@ -66,4 +81,8 @@ def make_model(family: str, **changes: Any) -> Any:
                 weight.normal_(std=0.3)
             else:
                 weight.add_(torch.randn_like(weight) * 0.1)
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        for name, buffer in model.state_dict(keep_vars=True).items():
+            if name not in weights:  # a buffer that files hold
+                buffer.normal_()
     return model

@@ -177,3 +177,31 @@ def test_export_loads_in_transformers_with_equal_logits(folder: Path, tmp_path: 
     assert not torch.equal(before(ids).logits, wanted)
     tokenizer = AutoTokenizer.from_pretrained(target)
     assert tokenizer.decode(tokenizer("the quick fox").input_ids) == "the quick fox"
+
+
+@pytest.mark.slow
+def test_buffers_that_files_hold_are_trained_saved_and_exported(
+    folder: Path, tmp_path: Path
+) -> None:
+    """DeepSeek's routers keep one; the folder's are not what a fresh model has."""
+    from safetensors.torch import load_file
+    from tiny_models import make_model
+    from tiny_text import make_tokenizer
+
+    make_model("deepseek_v3", vocab_size=320).save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    settings = jobs.settings_for(
+        folder,
+        model=str(tmp_path / "model"),
+        save=tmp_path / "run",
+        pipeline_model_parallel_size=2,
+    )
+    run_ranks(jobs.run_steps, 2, settings, steps=1, save=True)
+    exported = load_file(export(tmp_path / "run", tmp_path / "hf") / "model.safetensors")
+    wanted = load_file(tmp_path / "model" / "model.safetensors")
+    assert exported.keys() == wanted.keys()
+    names = [name for name in wanted if name.endswith("e_score_correction_bias")]
+    assert len(names) == 4
+    assert all(torch.equal(exported[name], wanted[name]) for name in names)
+    assert all(wanted[name].abs().max() > 0.1 for name in names)
+    assert not torch.equal(exported["model.norm.weight"], wanted["model.norm.weight"])

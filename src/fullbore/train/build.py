@@ -61,7 +61,8 @@ def build_stage(
         _draw(model, anatomy, part, originals, seed)
     else:
         names = stage.weight_names()
-        weights.read_into({names[name]: weight for name, weight in stage.named_parameters()})
+        own = {names[name]: weight for name, weight in stage.named_parameters()}
+        weights.read_into(own | {n: b for n, b in stage.kept_buffers().items() if n in weights})
     for weight in stage.parameters():
         weight.data = weight.data.to(dtype)  # buffers, such as rotary frequencies, stay exact
     return stage.to(device or torch.device("cpu"))

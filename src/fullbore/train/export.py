@@ -56,16 +56,31 @@ def export(checkpoint: Path, target: Path) -> Path:
 
 
 def _fill(model: nn.Module, checkpoint: Path, dtype: torch.dtype) -> None:
-    """Read every weight, and give it to the model under all its names."""
+    """Read every weight and every buffer that is kept, and give it to the model by all its names.
+
+    Weights get the type, buffers keep theirs.
+    """
     names: dict[int, list[str]] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(weight), []).append(name)
-    shapes = dict(model.named_parameters(remove_duplicate=False))
-    state = {f"model.{told[0]}": torch.empty(shapes[told[0]].shape) for told in names.values()}
+    kept = model.state_dict(keep_vars=True)
+    for name, tensor in kept.items():
+        names.setdefault(id(tensor), []).append(name)
+    state = {
+        f"model.{told[0]}": torch.empty(kept[told[0]].shape, dtype=kept[told[0]].dtype)
+        for told in names.values()
+    }
     read_state(state, checkpoint=checkpoint)
     for told in names.values():
-        filled = nn.Parameter(state.pop(f"model.{told[0]}").to(dtype))
+        value = state.pop(f"model.{told[0]}")
+        weight = nn.Parameter(value.to(dtype)) if _is_weight(kept[told[0]]) else None
         for name in told:
             owner, _, leaf = name.rpartition(".")
-            model.get_submodule(owner)._parameters[leaf] = filled
+            module = model.get_submodule(owner)
+            if weight is not None:
+                module._parameters[leaf] = weight
+            else:
+                module._buffers[leaf] = value
     model.config.dtype = dtype
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)

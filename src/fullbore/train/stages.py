@@ -137,6 +137,12 @@ class Stage(nn.Module):
         names = {name: name.removeprefix(_PREFIX) for name, _ in self.named_parameters()}
         return {name: tied.get(told, told) for name, told in names.items()}
 
+    def kept_buffers(self) -> dict[str, Tensor]:
+        """Buffers that belong into files, by the names that the whole model's files use."""
+        weights = {name for name, _ in self.named_parameters(remove_duplicate=False)}
+        kept = self.state_dict(keep_vars=True).items()
+        return {name.removeprefix(_PREFIX): value for name, value in kept if name not in weights}
+
     def _runs(self) -> nn.Module:
         """The model, or without its head where that is not needed."""
         base: nn.Module = self.model.base_model  # type: ignore[assignment]

@@ -236,7 +236,10 @@ class Trainer:
     # -- state ---------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Tensor]:
-        return {**self.optimizer.state(), f"random.{self.team.rank}": torch.get_rng_state()}
+        state = {**self.optimizer.state(), f"random.{self.team.rank}": torch.get_rng_state()}
+        for stage in self.stages.values():
+            state |= {f"model.{name}": value for name, value in stage.kept_buffers().items()}
+        return state
 
     def _read(self, found: Path) -> None:
         progress = checkpoints.read_progress(found)

@@ -48,6 +48,10 @@ class WeightFiles:
             raise ModelError(f"{folder} has no *.safetensors file, so no weights to read")
         self._recipes = _recipes(list(self._files), model)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the files have a weight or buffer of this name, or what comes first with it."""
+        return name in self._recipes
+
     def read_into(self, weights: Mapping[str, Tensor]) -> None:
         """Fill tensors, given by the model's names for them, reading no other.
 
