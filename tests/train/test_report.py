@@ -119,3 +119,12 @@ def test_an_export_that_is_in_the_way_is_refused_before_training(
     with pytest.raises(ConfigError, match="exists already"):
         run(folder, save=tmp_path / "run", export=tmp_path / "exported")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_costs_the_metrics_and_not_the_run(folder: Path, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    said = run(folder, save=tmp_path)
+    assert said.count("metrics are no longer written") == 1
+    assert f"saved {tmp_path / 'iter_0000003'}" in said

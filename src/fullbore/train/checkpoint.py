@@ -8,6 +8,8 @@ before as it was. Tensors go by the whole model's names, so another cut can read
     SAVE/iter_0000100/          .metadata and __R_0.distcp, by torch.distributed.checkpoint
     SAVE/iter_0000100/run.json  step, sequences seen, ranks, dtype
     SAVE/iter_0000100/model/    configuration and tokenizer
+
+Ranks on several machines need one folder that all of them see.
 """
 
 from __future__ import annotations

@@ -134,8 +134,12 @@ class Reporter:
 
     def _write(self, figures: Mapping[str, Any]) -> None:
         if self._metrics is not None:
-            self._metrics.write(json.dumps(figures) + "\n")
-            self._metrics.flush()
+            try:
+                self._metrics.write(json.dumps(figures) + "\n")
+                self._metrics.flush()
+            except OSError as error:  # no reason to lose the run
+                self._say(f"metrics are no longer written: {error}")
+                self._metrics = None
         if self._board is not None:
             for name, value in figures.items():
                 if name != "step" and isinstance(value, int | float):

@@ -236,20 +236,31 @@ class Trainer:
     # -- state ---------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Tensor]:
-        state = {**self.optimizer.state(), f"random.{self.team.rank}": torch.get_rng_state()}
+        state = {**self.optimizer.state(), **self._random_state()}
         for stage in self.stages.values():
             state |= {f"model.{name}": value for name, value in stage.kept_buffers().items()}
         return state
 
+    def _random_state(self) -> dict[str, Tensor]:
+        """Where this rank's generators stand, for dropout."""
+        state = {f"random.{self.team.rank}.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state[f"random.{self.team.rank}.cuda"] = torch.cuda.get_rng_state(self.device)
+        return state
+
     def _read(self, found: Path) -> None:
         progress = checkpoints.read_progress(found)
-        state = self._state()
-        random = state.pop(f"random.{self.team.rank}")
-        if progress.ranks == self.team.size:
-            state[f"random.{self.team.rank}"] = random
+        state, random = self._state(), self._random_state()
+        known = checkpoints.tensor_names(found)
+        if progress.ranks == self.team.size and set(random) <= known:
+            state |= random  # else another number of ranks, or another kind of device
+        else:
+            state = {name: value for name, value in state.items() if name not in random}
         checkpoints.read_state(state, checkpoint=found, group=self.team.group)
         self.optimizer.load_copies()
-        torch.set_rng_state(random)
+        torch.set_rng_state(random[f"random.{self.team.rank}.cpu"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(random[f"random.{self.team.rank}.cuda"], self.device)
         self.step, self.sequences = progress.step, progress.sequences
 
     # -- figures -------------------------------------------------------------------------------
