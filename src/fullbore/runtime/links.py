@@ -65,6 +65,7 @@ class OutgoingLink:
         if blocking:
             for work in works:
                 work.wait()
+            works = []  # gloo would wait for another message if asked again
         self._keeper.keep(works, kept)
 
     def finish(self) -> None:
