@@ -24,8 +24,8 @@ from fullbore.schedules import FAMILIES, build
 __all__ = [
     "PipelineShape",
     "add_pipeline_optimization_args",
-    "count_microbatches",
     "choose_schedule",
+    "count_microbatches",
     "count_virtual_stages",
     "schedule_from_args",
     "shape_from_args",

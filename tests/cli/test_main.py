@@ -59,6 +59,16 @@ def test_no_arguments_show_the_help(fullbore):
         (["simulate", "gpipe", "-p", 2, "-m", 2, "--input-grad-s", 1], "weight_grad_s"),
         (["simulate", "missing.csv"], "cannot read missing.csv"),
         (["simulate", "gpipe", "-p", 2, "-m", 2, "--costs", "missing.json"], "missing.json"),
+        (["simulate", "gpipe", "-p", 2, "-m", 2, "--forward-s", 1e308], "not between 1e-12 s"),
+        (["show", "gpipe", "-p", 2, "-m", 2, "--backward-s", 1e300, "-o", "a.pftrace"], "1e+09 s"),
+        (
+            ["simulate", "gpipe", "--backward-s", 2, "--input-grad-s", 1, "-p", 2, "-m", 2],
+            "--backward-s is the sum",
+        ),
+        (["show", "gpipe", "-p", 2, "-m", 2, "-o", "-", "--json"], "leave one of the two out"),
+        (["show", "gpipe", "-p", 2, "-m", 2, "-o", "-", "--hop-s", 1], "leave --hop-s out"),
+        (["show", "gpipe", "-p", 2, "-m", 2, "-o", "a.csv", "--costs", "x"], "leave --costs out"),
+        (["show", "gpipe", "-p", 2, "-m", 2, "--communication"], "is for CSV"),
         (["show", "gpipe", "-p", 2, "-m", 2, "-o", "picture.gif"], ".svg, .html"),
         (["show", "gpipe", "-p", 2, "-m", 2, "-o", "no/such/folder.svg"], "cannot write"),
         (["check", "missing.csv"], "cannot read missing.csv"),
@@ -120,3 +130,33 @@ def _open_when_read(fifo, child: subprocess.Popen) -> int:
             time.sleep(0.01)
     child.kill()
     raise AssertionError("the command never opened its file")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a Linux device")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_told_with_status_2(unbuffered):
+    with open("/dev/full", "wb") as full:
+        child = _start("schedules", stdout=full, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
+        _, said = child.communicate(timeout=50)
+    assert child.returncode == 2
+    assert said == b"fullbore: cannot write the output: No space left on device\n"
+
+
+def test_a_reader_that_left_at_once_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    child = _start("schedules", stdout=write)
+    os.close(write)
+    _, said = child.communicate(timeout=50)
+    assert (child.returncode, said) == (1, b"")
+
+
+def test_a_terminal_that_knows_ascii_only_gets_question_marks():
+    child = _start(
+        *("show", "interleaved", "-p", "2", "-m", "2"),
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    printed, said = child.communicate(timeout=50)
+    assert (child.returncode, said) == (0, b"")
+    assert printed.startswith(b"interleaved: 2 ranks ? 2 stages")

@@ -77,3 +77,31 @@ def test_json_has_every_span(fullbore, tmp_path):
 def test_endings_are_told_apart_whatever_their_case(fullbore, tmp_path):
     assert fullbore(*ONE, "-o", tmp_path / "PICTURE.SVG").status == 0
     assert fullbore(*ONE, "-o", tmp_path / "picture").status == 2
+
+
+def test_json_is_printed_beside_a_csv_file(fullbore, tmp_path):
+    ran = fullbore(*ONE, "--hop-s", 1, "-o", tmp_path / "schedule.csv", "--json")
+    assert (
+        ran.json["makespan_s"]
+        == fullbore("simulate", *ONE[1:], "--hop-s", 1, "--json").json["makespan_s"]
+    )
+    assert (tmp_path / "schedule.csv").exists()
+
+
+@pytest.mark.parametrize("ending", ["svg", "html", "json", "pftrace"])
+def test_a_file_name_in_no_encoding_can_be_drawn(fullbore, tmp_path, ending):
+    odd = tmp_path / "odd\udcff.csv"
+    schedules.one_f_one_b(ranks=2, microbatches=4).to_csv(odd)
+    ran = fullbore("show", odd, "-o", tmp_path / f"picture.{ending}")
+    assert ran.status == 0, ran.err
+
+
+def test_a_terminal_without_colour_gets_letters(fullbore, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "rank 0  F0" not in fullbore(*ONE).out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "rank 0  F0" in fullbore(*ONE).out
+
+
+def test_one_of_a_thing_is_not_called_many(fullbore):
+    assert "gpipe: 1 rank, 1 microbatch\n" in fullbore("show", "gpipe", "-p", 1, "-m", 1).out

@@ -132,3 +132,13 @@ def test_impossible_uniform_costs_are_refused(wrong):
 def test_costs_do_not_change():
     with pytest.raises(Exception, match="frozen"):
         Costs.uniform(stages=1).hop_s = 3
+
+
+def test_a_wrong_value_is_told_once():
+    with pytest.raises(CostsError) as refused:
+        Costs.uniform(stages=1000, forward_s=-1)
+    assert str(refused.value).splitlines() == [
+        "costs: stages[0].forward_s: Input should be greater than or equal to 0"
+    ]
+    with pytest.raises(CostsError, match="at least 1 item"):
+        Costs.parse({"stages": []})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from making import random_schedule
 
 from fullbore.errors import NotationError
-from fullbore.ir import Action, Kind, Placement, Program, Schedule, from_text, to_text
+from fullbore.ir import MOST_RANKS, Action, Kind, Placement, Program, Schedule, from_text, to_text
 from fullbore.passes import insert_communication
 from fullbore.schedules import build, gpipe, interleaved
 
@@ -157,3 +157,22 @@ def test_a_hundred_thousand_actions_travel() -> None:
     read = from_text(to_text(schedule))
     assert read == schedule
     assert read.programs[0].kind.dtype == np.int8
+
+
+def test_more_ranks_than_are_supported_are_refused() -> None:
+    text = "\n".join(f"{rank}F0,{rank}B0" for rank in range(MOST_RANKS + 1))
+    with pytest.raises(NotationError, match=f"^line {MOST_RANKS + 1}, column 1: a row a rank"):
+        from_text(text)
+    assert from_text(text.rpartition("\n")[0]).ranks == MOST_RANKS
+
+
+def test_garbage_that_would_be_a_huge_schedule_is_refused() -> None:
+    diagonal = ",".join(f"{number}F{number}" for number in range(8000))
+    with pytest.raises(NotationError, match=r"^line 1, column 8000: 8000 stages and 8000 microb"):
+        from_text(diagonal)
+
+
+def test_only_line_ends_end_a_row() -> None:
+    with pytest.raises(NotationError, match=r"line 1, column 2: '0B0\\x0b1F0' is not an action"):
+        from_text("0F0,0B0\v1F0,1B0")
+    assert from_text("0F0,0B0\r1F0,1B0\r\n").ranks == 2

@@ -231,3 +231,21 @@ def test_a_simulated_timeline_says_so():
     timeline = simulate(schedules.gpipe(ranks=2, microbatches=2), Costs.uniform(stages=2))
     assert (timeline.source, timeline.name, timeline.ranks) == ("simulated", "gpipe", 2)
     assert (np.diff(timeline.rank) >= 0).all()
+
+
+@pytest.mark.parametrize("seconds", [1e308, 2e9, 1e-13, 5e-324])
+@pytest.mark.filterwarnings("error")
+def test_steps_that_no_clock_measures_are_refused(seconds):
+    costs = Costs.uniform(stages=2, forward_s=seconds, backward_s=seconds)
+    with pytest.raises(CostsError, match="give all costs in seconds"):
+        simulate(schedules.gpipe(ranks=2, microbatches=2), costs)
+    with pytest.raises(CostsError, match="give all costs in seconds"):
+        simulate(
+            schedules.gpipe(ranks=2, microbatches=2),
+            Costs.uniform(stages=2, forward_s=0, backward_s=0, hop_s=seconds),
+        )
+
+
+def test_a_step_of_no_time_is_simulated():
+    costs = Costs.uniform(stages=2, forward_s=0, backward_s=0)
+    assert simulate(schedules.gpipe(ranks=2, microbatches=2), costs).makespan_s == 0

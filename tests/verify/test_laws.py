@@ -51,9 +51,9 @@ def test_a_missing_backward() -> None:
 
 def test_half_a_backward() -> None:
     assert told(two_ranks("0F0 0I0", "1F0 1I0 1W0")) == [
-        "rank 0, 0W0: complete: is missing: there is a I without it; add it to rank 0"
+        "rank 0, 0W0: complete: is missing: I is there without it; add it to rank 0"
     ]
-    assert "1I0: complete: is missing: there is a W" in told(two_ranks("0F0 0B0", "1F0 1W0"))[0]
+    assert "1I0: complete: is missing: W is there" in told(two_ranks("0F0 0B0", "1F0 1W0"))[0]
 
 
 def test_a_whole_backward_beside_a_split_one() -> None:
@@ -240,3 +240,8 @@ def test_very_many_violations_are_counted_and_few_are_printed() -> None:
 def test_a_law_that_is_presumed_silences_those_built_on_it() -> None:
     rules = {v.rule for v in verify(two_ranks("0F0 0B0 9F9", "1F0"))}
     assert rules == {"known"}
+
+
+def test_a_limit_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="peak_limit is not a number"):
+        verify(one_f_one_b(ranks=2, microbatches=2), peak_limit=float("nan"))

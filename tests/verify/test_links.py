@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +19,6 @@ from making import (
     random_schedule,
     schedule_of,
 )
-
-import numpy as np
 
 from fullbore.errors import VerificationError
 from fullbore.ir import Schedule

@@ -80,9 +80,18 @@ def _document(file: Path, schedule: Schedule, violations: list[Violation]) -> di
 
 
 def _print(file: Path, schedule: Schedule, violations: list[Violation]) -> None:
+    from fullbore.cli.figures import counted
+
     for violation in violations:
         print(violation)
-    size = f"{schedule.ranks} ranks, {schedule.stages} stages, {schedule.microbatches} microbatches"
-    plural = "" if len(violations) == 1 else "s"
-    found = f"{len(violations)} violation{plural}" if violations else "obeys every law"
-    print(f"{file}: {found} ({size}, {schedule.actions} actions)")
+    size = ", ".join(
+        counted(number, noun)
+        for number, noun in (
+            (schedule.ranks, "rank"),
+            (schedule.stages, "stage"),
+            (schedule.microbatches, "microbatch"),
+            (schedule.actions, "action"),
+        )
+    )
+    found = counted(len(violations), "violation") if violations else "obeys every law"
+    print(f"{file}: {found} ({size})")

@@ -132,7 +132,7 @@ def compare(
     eval_iters: flags.EvalIters = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run one job under several schedules, and put what was measured beside what is predicted.
+    """Run one job under several schedules: measured beside predicted.
 
     Every schedule starts from the same weights and sees the same batches, in one set of processes.
     With --paced the stages sleep, so that many ranks can be studied on few cores:

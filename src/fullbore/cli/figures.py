@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fullbore.cli.prediction import Prediction
 
-__all__ = ["facts", "headline", "percent", "seconds", "totals"]
+__all__ = ["counted", "facts", "headline", "percent", "seconds", "totals"]
 
-_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
 def seconds(value_s: float) -> str:
@@ -26,14 +26,20 @@ def percent(share: float) -> str:
     return f"{share * 100:.1f} %"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words that agree: `1 rank`, `4 microbatches`."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
 def headline(prediction: Prediction) -> str:
     """Which schedule, at which size."""
     schedule = prediction.schedule
     stages = f" × {schedule.virtual_stages} stages" if schedule.virtual_stages > 1 else ""
     overlap = "" if prediction.overlap else ", communication not overlapped"
     return (
-        f"{schedule.name}: {schedule.ranks} ranks{stages}, "
-        f"{schedule.microbatches} microbatches{overlap}"
+        f"{schedule.name}: {counted(schedule.ranks, 'rank')}{stages}, "
+        f"{counted(schedule.microbatches, 'microbatch')}{overlap}"
     )
 
 

@@ -99,11 +99,15 @@ def _refuse_contradictions(schedule: Schedule, shape: Shape, file: str) -> None:
 def read_costs(source: CostsSource, *, stages: int) -> Costs:
     """The costs of `stages` stages, from a costs file or from flags.
 
-    Raises CostsError, and ConfigError where both say it.
+    Raises CostsError, and ConfigError where two of them say the same.
     """
     from fullbore.cost import Costs
 
     typed = source.typed()
+    if "backward_s" in typed and not typed.keys().isdisjoint({"input_grad_s", "weight_grad_s"}):
+        raise ConfigError(
+            "--backward-s is the sum of --input-grad-s and --weight-grad-s: give it, or both halves"
+        )
     if source.file is None:
         return Costs.uniform(stages=stages, **typed)
     if typed:

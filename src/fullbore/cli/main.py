@@ -6,8 +6,11 @@ Exit status: 0 done; 1 a check found something; 2 bad input, with one message on
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from errno import ENOSPC, EPIPE
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -62,8 +65,32 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line (sys.argv where no arguments are given); always raises SystemExit."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # no terminal is too old for a multiplication sign
     try:
-        app(args=arguments, prog_name="fullbore")
+        _run(arguments)
     except FullboreError as error:
         print(f"fullbore: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in (ENOSPC, EPIPE) or error.filename is not None:
+            raise
+        _give_up_stdout()
+        if error.errno == EPIPE:  # nobody reads any more: no mistake, and nobody to tell
+            sys.exit(1)
+        print(f"fullbore: cannot write the output: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    """Run the command, and write out what stdout still holds while errors can be told."""
+    try:
+        app(args=arguments, prog_name="fullbore")
+    finally:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.flush()
+
+
+def _give_up_stdout() -> None:
+    """Let the rest go nowhere: the interpreter would try once more at its end, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

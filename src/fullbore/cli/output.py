@@ -43,8 +43,11 @@ def print_json(document: Mapping[str, object] | Sequence[object]) -> None:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a file, replacing an older one; ConfigError where that is not possible."""
-    data = content.encode() if isinstance(content, str) else content
+    """Write a file, replacing an older one; ConfigError where that is not possible.
+
+    What UTF-8 cannot hold, such as a file name in another encoding, becomes a question mark.
+    """
+    data = content.encode(errors="replace") if isinstance(content, str) else content
     try:
         path.write_bytes(data)
     except OSError as error:

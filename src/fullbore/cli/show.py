@@ -91,9 +91,14 @@ def show(
         hop_s=hop_s,
     )
     render = _renderer(output)
+    as_csv = output is not None and render is None
+    _refuse_the_meaningless(
+        source, output, as_csv=as_csv, communication=communication, json=as_json
+    )
     if output is not None and render is None:
         _write_csv(schedule, shape, output, communication=communication)
-        return
+        if not as_json:
+            return
     prediction = predict(schedule, shape, source, overlap=overlap)
     if output is not None and render is not None:
         _write(output, render(prediction))
@@ -101,6 +106,20 @@ def show(
         print_json(_document(prediction))
     elif output is None:
         _draw(prediction, width)
+
+
+def _refuse_the_meaningless(
+    source: CostsSource, output: Path | None, *, as_csv: bool, communication: bool, json: bool
+) -> None:
+    """Flags that would be passed over in silence, since the format has no place for them."""
+    if output == _STDOUT and json:
+        raise ConfigError("-o - prints CSV and --json prints JSON: leave one of the two out")
+    if communication and not as_csv:
+        raise ConfigError("--communication is for CSV: write it with -o FILE.csv or -o -")
+    typed = ["costs"] if source.file else list(source.typed())
+    if as_csv and typed and not json:
+        flags = ", ".join("--" + name.replace("_", "-") for name in typed)
+        raise ConfigError(f"-o {output}: CSV holds no times: leave {flags} out")
 
 
 def _renderer(output: Path | None) -> Callable[[Prediction], str | bytes] | None:
@@ -140,9 +159,8 @@ def _draw(prediction: Prediction, width: int | None) -> None:
 
     screen = console()
     print(headline(prediction))
-    grid = render_grid(
-        prediction.timeline, width=width or screen.width, color=screen.color_system is not None
-    )
+    color = screen.color_system is not None and not screen.no_color
+    grid = render_grid(prediction.timeline, width=width or screen.width, color=color)
     screen.print(grid, soft_wrap=True)
     print("", *totals(prediction), sep="\n")
 

@@ -140,8 +140,8 @@ class Costs(BaseModel):
     ) -> Self:
         """The same costs for each of `stages` stages.
 
-        backward_s is 2 where neither it nor its halves are given. Raises CostsError for negative
-        or missing values.
+        backward_s is 2 where neither it nor its halves are given. Raises CostsError, which names
+        the key once and not for each stage, for negative or missing values.
         """
         if backward_s is None and input_grad_s is None and weight_grad_s is None:
             backward_s = 2.0
@@ -160,14 +160,21 @@ class Costs(BaseModel):
             "overhead_s": overhead_s,
         }
         given = {key: value for key, value in stage.items() if value is not None}
-        return cls.parse({"stages": [given] * stages, **shared})
+        one = cls.parse({"stages": [given], **shared})
+        return cls.parse({"stages": one.stages * stages, **shared})
 
 
 def _explain(error: ValidationError, where: str) -> str:
-    """Pydantic's findings as lines of ours: which key, what is wrong, which keys exist."""
+    """Pydantic's findings as lines of ours: which key, what is wrong, which keys exist.
+
+    Where stages are wrong, Pydantic adds that too few are left; that is nobody's mistake.
+    """
+    findings = error.errors()
+    inside = any(found["loc"][:1] == ("stages",) and len(found["loc"]) > 1 for found in findings)
     return "\n".join(
         f"{where}: {_key(found['loc'])}{_finding(found['type'], found['msg'], found['loc'])}"
-        for found in error.errors()
+        for found in findings
+        if not (inside and found["type"] == "too_short")
     )
 
 

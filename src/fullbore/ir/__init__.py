@@ -5,13 +5,15 @@ Knows no time, no bytes, no colour and no torch; everything else in Fullbore sta
 
 from fullbore.ir.action import COMMUNICATION_KINDS, COMPUTE_KINDS, Action, Kind
 from fullbore.ir.deps import Dependencies, dependencies
-from fullbore.ir.placement import Placement
+from fullbore.ir.placement import MOST_ACTIONS, MOST_RANKS, Placement
 from fullbore.ir.schedule import FlatSchedule, Program, Schedule
 from fullbore.ir.text import from_text, read_text, to_text
 
 __all__ = [
     "COMMUNICATION_KINDS",
     "COMPUTE_KINDS",
+    "MOST_ACTIONS",
+    "MOST_RANKS",
     "Action",
     "Dependencies",
     "FlatSchedule",

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 from fullbore.errors import ScheduleError
 
-__all__ = ["Placement"]
+__all__ = ["MOST_ACTIONS", "MOST_RANKS", "Placement"]
+
+MOST_RANKS = 8192
+
+# A schedule this large takes about 2 GB as arrays; P=1024, v=32, M=1024 has 67 million.
+MOST_ACTIONS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,12 @@ import numpy as np
 
 from fullbore.errors import NotationError
 from fullbore.ir.action import COMPUTE_KINDS, Action
-from fullbore.ir.placement import Placement
+from fullbore.ir.placement import MOST_ACTIONS, MOST_RANKS, Placement
 from fullbore.ir.schedule import Program, Schedule
 
 __all__ = ["from_text", "read_text", "to_text"]
 
+_LINE_END = re.compile(r"\r\n|\n|\r")  # str.splitlines would also end lines at form feeds
 _SHARDING = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)")
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
@@ -42,11 +43,16 @@ def from_text(text: str, *, name: str = "csv") -> Schedule:
 
     Raises NotationError naming line and column (both 1-based, the column counted in cells).
     """
-    rows = text.lstrip("\ufeff").splitlines()
+    rows = _LINE_END.split(text.lstrip("\ufeff"))
     while rows and not rows[-1].strip(" ,"):
         rows.pop()
     if not rows:
         raise NotationError("the schedule is empty: write one row of actions a rank")
+    if len(rows) > MOST_RANKS:
+        raise NotationError(
+            f"line {MOST_RANKS + 1}, column 1: a row a rank, and no more than {MOST_RANKS} ranks "
+            "are supported"
+        )
     programs = tuple(Program.of(_row(line, number)) for number, line in enumerate(rows, start=1))
     return _assemble(programs, rows, name)
 
@@ -72,6 +78,7 @@ def _cell(cell: str) -> list[Action]:
 
 def _assemble(programs: tuple[Program, ...], rows: list[str], name: str) -> Schedule:
     """Infer placement and M, refusing gaps before anything is allocated for them."""
+    counts = {}
     for what in ("stage", "microbatch"):
         present = np.unique(np.concatenate([getattr(program, what) for program in programs]))
         last = int(present[-1])
@@ -80,10 +87,17 @@ def _assemble(programs: tuple[Program, ...], rows: list[str], name: str) -> Sche
             raise NotationError(
                 f"{_locate(rows, what, last)}: {what} {last} is here, but {what} {gap} is nowhere"
             )
+        counts[what] = last + 1
+    if 2 * counts["stage"] * counts["microbatch"] > MOST_ACTIONS:
+        raise NotationError(
+            f"{_locate(rows, 'microbatch', counts['microbatch'] - 1)}: {counts['stage']} stages "
+            f"and {counts['microbatch']} microbatches make more than the {MOST_ACTIONS:,} actions "
+            "that are supported"
+        )
     return Schedule(
         name=name,
-        microbatches=int(max(program.microbatch.max() for program in programs)) + 1,
-        placement=_infer_placement(programs),
+        microbatches=counts["microbatch"],
+        placement=_infer_placement(programs, counts["stage"]),
         programs=programs,
     )
 
@@ -99,17 +113,18 @@ def _locate(rows: list[str], what: str, value: int) -> str:
     )
 
 
-def _infer_placement(programs: tuple[Program, ...]) -> Placement:
+def _infer_placement(programs: tuple[Program, ...], stages: int) -> Placement:
     """Each stage belongs to the rank with most of its compute actions (the laws judge the rest)."""
-    stages = int(max(program.stage.max() for program in programs)) + 1
-    counts = np.zeros((len(programs), stages), dtype=np.int64)
+    most, owners = (np.zeros(stages, dtype=np.int64) for _ in range(2))
     for rank, program in enumerate(programs):
-        computes = np.isin(program.kind, COMPUTE_KINDS)
-        counts[rank] = np.bincount(program.stage[computes], minlength=stages)
-    owners = counts.argmax(axis=0)
-    for rank in range(len(programs)):
-        if rank not in owners:
-            raise NotationError(
-                f"line {rank + 1}, column 1: rank {rank} computes no stage of its own"
-            )
-    return Placement(stage_to_rank=tuple(int(owner) for owner in owners))
+        own, count = np.unique(
+            program.stage[np.isin(program.kind, COMPUTE_KINDS)], return_counts=True
+        )
+        more = count > most[own]
+        most[own[more]], owners[own[more]] = count[more], rank
+    idle = sorted(set(range(len(programs))) - set(owners.tolist()))
+    if idle:
+        raise NotationError(
+            f"line {idle[0] + 1}, column 1: rank {idle[0]} computes no stage of its own"
+        )
+    return Placement(stage_to_rank=tuple(owners.tolist()))

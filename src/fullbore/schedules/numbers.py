@@ -6,13 +6,9 @@ Each refusal names the nearest legal values, so that a typing error costs one li
 from __future__ import annotations
 
 from fullbore.errors import ScheduleError
+from fullbore.ir import MOST_ACTIONS, MOST_RANKS
 
-__all__ = ["MOST_ACTIONS", "MOST_RANKS", "check_numbers"]
-
-MOST_RANKS = 8192
-
-# A schedule this large takes about 2 GB as arrays; P=1024, v=32, M=1024 has 67 million.
-MOST_ACTIONS = 100_000_000
+__all__ = ["check_numbers"]
 
 
 def check_numbers(*, ranks: int, microbatches: int, virtual_stages: int = 1) -> None:

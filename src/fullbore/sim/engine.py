@@ -4,8 +4,9 @@ Each rank runs its program in order. A compute action starts when its rank is fr
 there and `overhead_s` has passed; a message enters its link when it is made and the link is free,
 keeps the link for message_bytes / bandwidth, and arrives `hop_s` later. With overlap, sending
 costs the rank nothing; without, the rank stands still until its message has arrived.
-Compute-only schedules have their messages implied, and give the same times and the same spans as
-with sends and receives written out.
+Compute-only schedules have their messages implied, and compute takes place at the same times as
+with sends and receives written out; so do these, but for a message that is taken before its turn
+because another one follows it on its link.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ Indices = npt.NDArray[np.int64]
 # its cache takes half a second, compiling it another one and a half.
 COMPILE_FROM_ACTIONS = 20_000
 
+# Makespans beyond these are mistaken units, and no number of figures or pictures would be exact.
+SHORTEST_S, LONGEST_S = 1e-12, 1e9
+
 
 def simulate(schedule: Schedule, costs: Costs, *, overlap: bool = True) -> Timeline:
     """Predict when each action of a schedule runs and when each message travels.
@@ -39,10 +43,12 @@ def simulate(schedule: Schedule, costs: Costs, *, overlap: bool = True) -> Timel
     Returns a Timeline with a span for every compute action and every SEND and RECV, in the order
     in which each rank runs them. A SEND span ends when the message has left (without overlap:
     when it has arrived); a RECV span is the wait for a message, of no length if it was there.
-    Raises CostsError where `costs` do not fit the schedule, VerificationError where it cannot run.
+    Raises CostsError where `costs` do not fit the schedule or the step would last less than a
+    picosecond (but for 0) or more than 30 years, VerificationError where it cannot run.
     """
     problem = _state(schedule, costs)
     times = _run(schedule, problem, costs, blocking=not overlap)
+    _refuse_odd_units(float(times.end_s.max(initial=0.0)))
     return lay_out(schedule, problem, times, overlap=overlap)
 
 
@@ -149,6 +155,14 @@ def _compiled() -> Callable[..., None]:
     except RuntimeError:  # neither the package's folder nor the user's cache can be written to
         compiled = numba.njit(run_programs)
     return compiled
+
+
+def _refuse_odd_units(end_s: float) -> None:
+    if end_s != 0.0 and not SHORTEST_S <= end_s <= LONGEST_S:
+        raise CostsError(
+            f"the step would last {end_s:.4g} s, which is not between {SHORTEST_S:g} s and "
+            f"{LONGEST_S:g} s: give all costs in seconds"
+        )
 
 
 def _refuse_deadlock(flat: FlatSchedule, position: Indices) -> None:

@@ -59,7 +59,7 @@ def complete(case: Case) -> Iterator[Finding]:
         (Kind.W, Kind.I, inputs, weights),
     ):
         for stage, microbatch in np.argwhere(present & ~absent & ~whole).tolist():
-            yield case.missing(kind, stage, microbatch, why=f"there is a {other.name} without it")
+            yield case.missing(kind, stage, microbatch, why=f"{other.name} is there without it")
     yield from _twice_backward(case)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -110,6 +111,8 @@ def _limits(
         limits: tuple[float, ...] = (peak_limit,) * schedule.ranks
     else:
         limits = tuple(peak_limit)
+    if any(math.isnan(limit) for limit in limits):
+        raise ScheduleError("peak_limit is not a number: nothing is over such a limit")
     if len(limits) != schedule.ranks:
         raise ScheduleError(
             f"peak_limit has {len(limits)} values: give one, or one for each of the "
