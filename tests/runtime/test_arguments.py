@@ -77,6 +77,27 @@ def test_bad_arguments_of_one_process() -> None:
         Pipeline({0: stage}, from_text("0B0,0F0\n"), mse)
 
 
+def test_a_closed_pipeline_says_so() -> None:
+    [stage] = block_stages(1)
+    with Pipeline({0: stage}, ALONE, mse) as pipe:
+        pipe.step(*batch(4))
+    for call in (pipe.step, pipe.evaluate):
+        with pytest.raises(PipelineError, match="closed"):
+            call(*batch(4))
+
+
+def test_no_training_without_gradients() -> None:
+    [stage] = block_stages(1)
+    pipe = Pipeline({0: stage}, ALONE, mse)
+    with torch.inference_mode():
+        assert pipe.evaluate(*batch(4)).loss is not None
+        with pytest.raises(RankError, match="inference_mode"):
+            pipe.step(*batch(4))
+    with torch.no_grad():
+        pipe.step(*batch(4))
+    assert all(p.grad is not None for p in stage.parameters())
+
+
 def test_a_stage_without_parameters_runs() -> None:
     first, last = nn.Linear(12, 12), nn.Linear(12, 12)
     stages = {0: first, 1: nn.Tanh(), 2: last}
@@ -99,6 +120,15 @@ def test_what_one_rank_gets_wrong_every_rank_refuses() -> None:
         ("schedules", "different schedules"),
         ("size", "3 ranks, but the process group 2"),
         ("shapes", "static_shapes=False"),
+        ("reduction", "different values of reduction"),
+        ("record", "different values of record"),
+        ("tied", "different tied weights"),
+        ("rows", "the inputs have 8 rows along dimension 0, the targets 2"),
     ):
         for error in run_ranks(jobs.refusal, 2, wrong):
             assert says in error, wrong
+
+
+def test_what_changes_beside_the_inputs_is_learnt_again() -> None:
+    for found in run_ranks(jobs.changing_circumstances, 2):
+        assert found == []

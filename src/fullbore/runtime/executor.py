@@ -39,6 +39,7 @@ class Batch:
     signatures: list[int]  # which shapes the inputs have, as numbered by the first stage's rank
     train: bool
     return_outputs: bool
+    rows: int | None = None  # of the tensors that were split, where that is known
     losses: dict[int, torch.Tensor] = field(default_factory=dict)  # filled where the last stage is
     outputs: dict[int, Any] = field(default_factory=dict)
 

@@ -26,6 +26,10 @@ class TensorLayout:
     dtype: torch.dtype
     requires_grad: bool
 
+    def __str__(self) -> str:
+        gradient = " with gradient" if self.requires_grad else ""
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}{gradient}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -48,10 +52,7 @@ class Layout:
         )
 
     def __str__(self) -> str:
-        return ", ".join(
-            "none" if t is None else f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
-            for t in self.tensors
-        )
+        return ", ".join("none" if t is None else str(t) for t in self.tensors)
 
 
 class _TensorHere:

@@ -77,12 +77,16 @@ def batch_size(value: Any) -> int | None:
 
 
 def signature(value: Any) -> Hashable:
-    """What decides the shapes that a stage makes of a value: its nest, shapes and dtypes."""
+    """What decides the layout of what a stage makes of a value: its nest, and of each tensor the
+    shape, the dtype, and whether it wants a gradient.
+    """
     leaves, nest = pytree.tree_flatten(value)
     return (
         str(nest),
         tuple(
-            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)
+            (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
+            if isinstance(leaf, torch.Tensor)
+            else repr(leaf)
             for leaf in leaves
         ),
     )

@@ -130,9 +130,9 @@ class Pipeline:
             static_shapes=static_shapes,
         )
         self.record = record
-        self._clock, self._life = clock, 0
+        self._clock, self._life, self._closed = clock, 0, False
         wiring = self._wire()
-        _agree_on_arguments(wiring, self._setup, schedule)
+        _agree_on_arguments(wiring, self._setup, record=record)
         self._session = Session(self._setup, wiring)
         for weight in self._session.tied:
             weight.equalize()
@@ -199,6 +199,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Let go of links and threads; the pipeline cannot step any more."""
+        self._closed = True
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -224,6 +225,8 @@ class Pipeline:
 
     def _living_session(self) -> Session:
         """The session in use, or after a failure a new one: all ranks have failed, so all come."""
+        if self._closed:
+            raise PipelineError("the pipeline is closed: make another one")
         if self._session.failed:
             self._life += 1
             self._session = Session(self._setup, self._wire())
@@ -264,6 +267,10 @@ class Pipeline:
 
     def _batch(self, inputs: Any, targets: Any, kwargs: dict[str, Any], *, train: bool) -> Batch:
         setup, m = self._setup, self._setup.schedule.microbatches
+        if train and torch.is_inference_mode_enabled():
+            raise PipelineError(
+                "there are no gradients in torch.inference_mode: step outside of it"
+            )
         first, last = setup.holds(0), setup.holds(-1)
         if first and inputs is None:
             raise PipelineError("inputs are missing on the rank of the first stage")
@@ -277,6 +284,7 @@ class Pipeline:
             signatures=[],
             train=train,
             return_outputs=False,
+            rows=size,
         )
 
     def _result(
@@ -325,15 +333,29 @@ def _device_of(stages: Mapping[int, nn.Module]) -> torch.device:
     return next((p.device for p in parameters), torch.device("cpu"))
 
 
-def _agree_on_arguments(wiring: Wiring, setup: Setup, schedule: Schedule) -> None:
-    """Refuse on every rank what is wrong on any: stages, loss function, tied names, schedules."""
-    digest = hashlib.sha256(str(schedule).encode()).hexdigest()
-    said = wiring.control.gather((_objection(setup), digest))
+def _agree_on_arguments(wiring: Wiring, setup: Setup, *, record: bool) -> None:
+    """Refuse on every rank what is wrong on any, and what is not the same on all."""
+    said = wiring.control.gather((_objection(setup), _common(setup, record=record)))
     objections = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(said) if text]
-    if len({digest for _, digest in said}) > 1:
-        objections.append("the ranks were given different schedules")
+    objections += [
+        f"the ranks were given different {what}"
+        for what in said[0][1]
+        if len({common[what] for _, common in said}) > 1
+    ]
     if objections:
         raise PipelineError("; ".join(objections))
+
+
+def _common(setup: Setup, *, record: bool) -> dict[str, str]:
+    """The arguments that must be the same on all ranks, by the words that name them."""
+    return {
+        "schedules": hashlib.sha256(str(setup.schedule).encode()).hexdigest(),
+        "values of reduction": "mean" if setup.mean else "sum",
+        "tied weights": str([sorted(names.items()) for names in setup.tied]),
+        "values of overlap_p2p": str(setup.overlap),
+        "values of static_shapes": str(setup.static_shapes),
+        "values of record": str(record),
+    }
 
 
 def _objection(setup: Setup) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fullbore.errors import FullboreError, RankError
+from fullbore.errors import FullboreError, PipelineError, RankError
 from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
 from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.device import Side
@@ -77,7 +77,7 @@ class Session:
         self._executors = {train: self._make_executor(train=train) for train in (True, False)}
         self._learnt = Learnt()
         self._numbers: dict[Hashable, int] = {}
-        self._wanting: tuple[bool, ...] = ()
+        self._circumstances: Hashable = None
         self._executing: Executor | None = None
 
     # -- making ------------------------------------------------------------------------------
@@ -161,14 +161,12 @@ class Session:
     def _begin_to_agree(self, batch: Batch) -> Callable[[], Learnt]:
         """Give the microbatches' signatures numbers that all ranks know; forget if any rank must.
 
-        Layouts follow from the inputs' shapes and from which parameters want gradients; the
-        first stage's rank sees the former, every rank its own part of the latter. The answer is
-        waited for only where a rank is about to talk: the first stage computes meanwhile.
+        Layouts follow from the inputs' shapes, which the first stage's rank sees, and from
+        circumstances, of which every rank sees its own. The answer is waited for only where a
+        rank is about to talk: the first stage computes meanwhile.
         """
-        wanting = tuple(
-            p.requires_grad for module in self._setup.stages.values() for p in module.parameters()
-        )
-        changed, self._wanting = wanting != self._wanting, wanting
+        circumstances = _circumstances(self._setup, batch)
+        changed, self._circumstances = circumstances != self._circumstances, circumstances
         numbers = [0] * len(batch.inputs)
         if self._setup.holds(0):
             keys = [
@@ -176,10 +174,12 @@ class Session:
                 for value, kwargs in zip(batch.inputs, batch.kwargs, strict=True)
             ]
             numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
-        wait = self.control.begin_total([*numbers, float(changed)])
+        rows = [float(batch.rows or 0) if self._setup.holds(stage) else 0.0 for stage in (0, -1)]
+        wait = self.control.begin_total([*numbers, float(changed), *rows])
 
         def agree() -> Learnt:
-            *agreed, changes = wait()
+            *agreed, changes, input_rows, target_rows = wait()
+            _check_rows(int(input_rows), int(target_rows))
             batch.signatures = [int(number) for number in agreed]
             if changes:
                 self._learnt = Learnt()
@@ -266,6 +266,26 @@ class Session:
             return None
         source = self._executing.source_of(action)
         return str(source[1]) if source else None
+
+
+def _circumstances(setup: Setup, batch: Batch) -> Hashable:
+    """What decides the layouts of this rank's messages beside the step's inputs."""
+    weights = (p for module in setup.stages.values() for p in module.parameters())
+    kind = setup.side.device.type
+    return (
+        tuple((weight.requires_grad, weight.dtype) for weight in weights),
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+        tuple(signature(kwargs) for kwargs in batch.kwargs if kwargs),
+    )
+
+
+def _check_rows(inputs: int, targets: int) -> None:
+    """Where first and last stage are on two ranks, neither sees the other's batch; 0: unknown."""
+    if inputs and targets and inputs != targets:
+        raise PipelineError(
+            f"the inputs have {inputs} rows along dimension 0, the targets {targets}: both are "
+            "split along it; if that is not meant, give a list with one entry a microbatch"
+        )
 
 
 def _ranks_of(names: Mapping[int, str], schedule: Schedule) -> tuple[int, ...]:
