@@ -257,6 +257,23 @@ def test_ctrl_c_leaves_cleanly_and_keeps_what_was_measured(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path):
+    process = start(
+        "compare", "--paced", "-p", 2, "-m", 4, "--forward-s", 20, "--schedules", "1f1b",
+        "-o", tmp_path / "out",
+    )  # fmt: skip
+    assert process.stderr is not None
+    next(line for line in process.stderr if "loading" in line)
+    for _ in range(2):
+        time.sleep(1)  # the ranks are to be in their first step, which takes minutes
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+    status, _, err = finish(process)
+    assert status == 130, err
+    assert "ended before a step was measured" in err and "Traceback" not in err
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+@pytest.mark.slow
 def test_a_killed_rank_is_an_error_that_keeps_the_schedules_before(tmp_path):
     psutil = pytest.importorskip("psutil")
     output = tmp_path / "out"

@@ -78,6 +78,8 @@ def _run_rank(folder: str, entry: Callable[..., None], arguments: tuple[Any, ...
         _tell(Path(folder), error)
         sys.stdout.flush()
         os._exit(2)  # groups of a failed run would wait for each other in their destructors
+    except KeyboardInterrupt:
+        os._exit(130)  # torch would end with status 0, and the launcher wait for a value for ever
 
 
 def _tell(folder: Path, error: FullboreError) -> None:
@@ -110,13 +112,19 @@ def _died(error: ChildFailedError) -> RankError:
 
 @contextmanager
 def _pass_signals_on() -> Iterator[list[int]]:
-    """While ranks run: SIGINT and SIGTERM go to them as SIGTERM. Yields the signals so far."""
+    """While ranks run: SIGINT and SIGTERM go to them as SIGTERM, a second one as SIGKILL.
+
+    Yields the signals so far.
+    """
     passed: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         passed.append(number)
         for child in multiprocessing.active_children():
-            child.terminate()
+            if len(passed) == 1:
+                child.terminate()
+            else:
+                child.kill()
 
     before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
