@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fullbore import schedules
+from fullbore import Timeline, schedules
 
 KEYS = {
     *("schedule", "ranks", "virtual_stages", "stages", "microbatches", "stage_to_rank", "overlap"),
@@ -153,3 +153,13 @@ def test_the_critical_path_lasts_as_long_as_the_step(fullbore):
     )
     hops = sum("SEND" in span["action"] for span in path)
     assert computing_s + 0.25 * hops == pytest.approx(found["makespan_s"])
+
+
+def test_a_long_critical_path_does_not_go_through_the_timeline_again(fullbore, monkeypatch):
+    looks = []
+    look = Timeline.is_compute.fget
+    monkeypatch.setattr(Timeline, "is_compute", property(lambda t: looks.append(1) or look(t)))
+    fullbore("simulate", "1f1b", "-p", 2, "-m", 4)
+    few = len(looks)
+    fullbore("simulate", "1f1b", "-p", 2, "-m", 64)
+    assert len(looks) == 2 * few

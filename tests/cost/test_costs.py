@@ -94,7 +94,7 @@ def test_every_fault_is_named_at_once():
         assert key in named
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[" * 100_000, b"1" * 5000])
 def test_a_file_that_is_no_json_is_refused_by_path(tmp_path, content):
     file = tmp_path / "costs.json"
     file.write_bytes(content)
@@ -142,3 +142,10 @@ def test_a_wrong_value_is_told_once():
     ]
     with pytest.raises(CostsError, match="at least 1 item"):
         Costs.parse({"stages": []})
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    file = tmp_path / "costs.json"
+    Costs.uniform(stages=2).save(file)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert Costs.load(file) == Costs.uniform(stages=2)

@@ -113,10 +113,13 @@ def _rank_table(prediction: Prediction) -> str:
 
 
 def _critical(prediction: Prediction, path: list[int]) -> str:
+    import numpy as np
+
     from fullbore.cli.figures import seconds
 
     timeline = prediction.timeline
-    computes = [index for index in path if timeline.is_compute[index]]
+    chain = np.array(path, dtype=np.int64)
+    computes = chain[timeline.is_compute[chain]]
     busy_s = float((timeline.end_s[computes] - timeline.start_s[computes]).sum())
     rest_s = prediction.summary.makespan_s - busy_s
     return (

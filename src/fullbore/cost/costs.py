@@ -108,8 +108,8 @@ class Costs(BaseModel):
     def load(cls, path: str | PathLike[str]) -> Self:
         """Read a costs file; CostsError where it cannot be read or is not one."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            data = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: no text, or no JSON
             raise CostsError(f"cannot read costs from {path}: {error}") from error
         return cls.parse(data, where=str(path))
 
