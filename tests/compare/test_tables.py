@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from comparisons import PACED, TRAINED, measurement
@@ -101,6 +102,14 @@ def test_the_document_has_the_promised_keys():
     assert (gpipe["held_out_loss_before"], gpipe["held_out_loss_after"]) == (2.75, 2.125)
     assert len(gpipe["steps"]) == 3 and gpipe["costs_file"] == "costs-gpipe.json"
     assert len(Costs.parse(interleaved["costs"]).stages) == 4
+
+
+def test_every_key_of_the_document_is_documented():
+    made = document(TRAINED, outcomes())
+    row = made["schedules"][0]
+    text = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="utf-8")
+    for key in {*made, *row, *row["measured"], *row["steps"][0]}:
+        assert f"`{key}`" in text, key
 
 
 def test_the_document_of_a_paced_run_has_nulls():
