@@ -133,8 +133,13 @@ def test_the_page_has_both_panels_of_each_schedule_and_says_how():
     assert text.index("gpipe, predicted") < text.index("gpipe, measured")
     assert "Bubble fraction is idle / (ranks × makespan)" in text
     assert "3 TFLOP of the model a step (matrices only)" in text
-    assert "at most 0.0e+00 (relative) apart" in text
+    assert "the same loss, to the last bit" in text
     assert "by up to" in text
+
+
+def test_losses_that_differ_are_told_apart():
+    found = outcomes(TRAINED, "gpipe") + outcomes(TRAINED, "1f1b", losses=(2.5, 2.25, 2.002))
+    assert "at most 1.0e-03 (relative) apart" in page(TRAINED, found)
 
 
 def test_the_page_of_a_paced_run_says_what_busy_means():

@@ -46,7 +46,7 @@ def _notes(setting: Setting, outcomes: Sequence[Outcome]) -> list[str]:
         notes.append(f"Stopped early: {', '.join(stopped)} ran fewer steps than asked.")
     notes.append(f"{headline(setting)}.")
     if setting.training is not None:
-        notes.append(f"{setting.training.text}; {setting.training.tokens} tokens a step.")
+        notes.append(f"{setting.training.text}.")
     if setting.pace is not None:
         notes.append(f"{setting.pace}.")
     return notes
@@ -105,10 +105,9 @@ def _how(setting: Setting, outcomes: Sequence[Outcome]) -> list[tuple[str, str]]
     entries = [
         (
             "measured",
-            f"Each schedule ran {setting.steps} steps{alike}, in the same processes one "
-            f"after the other; the first {setting.warmup_steps} were not measured. Bubble and "
-            f"timeline are those of the step, of {measured}, with the median makespan; step time "
-            "is the median of whole steps.",
+            f"Each schedule ran {setting.steps} steps{alike}, in the same processes one after the "
+            f"other; the last {measured} were measured. Bubble and timeline are those of the step "
+            "with the median makespan; step time is the median of whole steps.",
         ),
         (
             "predicted",
@@ -164,9 +163,9 @@ def _how_training(setting: Setting, outcomes: Sequence[Outcome]) -> list[tuple[s
     entries = [
         (
             "MFU",
-            f"{training.flops / 1e12:.3g} TFLOP of the model a step ({training.flops_count}), by "
-            f"the measured step time, of {training.peak_flops / 1e12:.3g} TFLOP/s that all ranks "
-            f"reach together ({training.peak_source}).",
+            f"{_flop(training.flops)} of the model a step ({training.flops_count}), by the "
+            f"measured step time, of {_flop(training.peak_flops)}/s that all ranks reach together "
+            f"({training.peak_source}).",
         ),
         ("loss", f"Of the last step's batch. {_agreement(outcomes)}"),
     ]
@@ -183,7 +182,13 @@ def _agreement(outcomes: Sequence[Outcome]) -> str:
         (max(step) - min(step)) / abs(min(step))
         for step in zip(*(outcome.measurement.losses for outcome in outcomes), strict=False)
     )
+    if apart == 0:
+        return "In every step all schedules have the same loss, to the last bit."
     return f"Over all steps the schedules' losses are at most {apart:.1e} (relative) apart."
+
+
+def _flop(number: float) -> str:
+    return f"{number / 1e12:.3g} TFLOP" if number >= 1e12 else f"{number / 1e9:.3g} GFLOP"
 
 
 def _how_change(outcomes: Sequence[Outcome]) -> str:

@@ -102,7 +102,7 @@ def _training_of(trainer: Trainer) -> Training:
     return Training(
         model=f"{plan.anatomy.family}, {plan.anatomy.layers} layers",
         text=(
-            f"microbatches of {settings.micro_batch_size} × {settings.seq_length} tokens, from "
+            f"Microbatches of {settings.micro_batch_size} × {settings.seq_length} tokens, from "
             f"{corpus.documents} documents with {len(corpus.train)} tokens to train on and "
             f"{len(corpus.held_out)} held out{skipped}"
         ),

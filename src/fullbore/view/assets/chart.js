@@ -98,7 +98,7 @@ class Chart {
     const ranks = this.data.ranks;
     const size = ranks <= 16 ? 0 : ranks <= 64 ? 1 : 2;
     this.narrow = this.stage.clientWidth < 640;
-    this.left = this.narrow ? 58 : 92;
+    this.left = this.narrow ? 58 : 104;
     this.width = this.stage.clientWidth;
     this.right = this.width - (this.narrow ? 8 : 16);
     this.barPx = [26, 17, 10][size];
