@@ -72,7 +72,8 @@
   function show(from, to) {
     const span = Math.min(Math.max(to - from, least), report.extent_s);
     const middle = (from + to) / 2;
-    view.from = Math.min(Math.max(0, middle - span / 2), report.extent_s - span);
+    const begin = Math.min(middle - span / 2, report.extent_s - span);
+    view.from = begin > report.extent_s * 1e-12 ? begin : 0; // rounding leaves no digits behind
     view.to = view.from + span;
     ask();
   }
