@@ -74,6 +74,7 @@ def test_import_fullbore_needs_no_torch(tmp_path):
         ["simulate", "interleaved", "-p", "2", "-m", "4"],
         ["simulate", "looped-bfs", "-p", "16", "-m", "512", "-v", "4", "--json"],
         ["train", "--help"],
+        ["compare", "--help"],
         ["--help"],
     ],
     ids=" ".join,
@@ -89,7 +90,7 @@ def test_checking_a_file_needs_no_torch(tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("name", ["", "show", "simulate", "check", "schedules", "train"])
+@pytest.mark.parametrize("name", ["", "show", "simulate", "check", "schedules", "train", "compare"])
 def test_help_loads_nothing_heavy(name, tmp_path):
     heavy = (*TRAINING, "numba", "numpy", "perfetto", "rich")
     ran = run_blocked(command(*filter(None, [name]), "--help"), heavy, tmp_path)
