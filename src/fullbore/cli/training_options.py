@@ -105,7 +105,7 @@ Ranks = Annotated[
         "--pipeline-model-parallel-size",
         "-p",
         metavar="P",
-        help="Pipeline ranks, 1 if not given; on one machine they are started here.",
+        help="Pipeline ranks; on one machine they are started here.",
     ),
 ]
 Schedule = Annotated[
