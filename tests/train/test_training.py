@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import training_jobs as jobs
-from ranks import run_ranks
+from ranks import run_ranks as run_ranks_for
 from tiny_text import write_model, write_text
 
 from fullbore.train.checkpoint import find_checkpoint, read_progress
 from fullbore.train.export import export
+
+# Each start of two ranks imports transformers twice, which takes long where others want the cores.
+pytestmark = pytest.mark.timeout(300)
+run_ranks = partial(run_ranks_for, timeout_s=100)
 
 
 @pytest.fixture(scope="module")

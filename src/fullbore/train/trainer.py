@@ -86,7 +86,6 @@ class Trainer:
         self._dtype = torch.bfloat16 if settings.bf16 else torch.float32
         self._load_data()
         self.stages = team.together(self._build_stages, wrong=ModelError)
-        torch.manual_seed(settings.seed + team.rank)
         self.pipe = Pipeline(
             stages=self.stages,
             schedule=self.plan.schedule,
@@ -98,6 +97,7 @@ class Trainer:
         )
         self.optimizer = Optimizer(named_weights(list(self.stages.values())), settings)
         self.peak_flops = sum(team.gather(peak_flops(device, self._dtype, clock=clock)))
+        torch.manual_seed(settings.seed + team.rank)  # last: dropout must not depend on the above
 
     # -- what a run does -----------------------------------------------------------------------
 
