@@ -13,3 +13,7 @@ def test_a_sent_tensor_lives_until_its_send_has_completed_and_no_longer() -> Non
 def test_messages_keep_their_order_and_no_more_than_the_window_is_posted() -> None:
     for window in (1, 3):
         assert run_ranks(jobs.at_most_a_window_is_posted, 2, 17, window)[1] == [window]
+
+
+def test_a_closed_group_is_closed_to_all_its_ranks() -> None:
+    assert run_ranks(jobs.a_group_is_closed_to_all_even_behind_a_closed_peer, 3)[0] == "closed"

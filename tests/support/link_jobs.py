@@ -87,3 +87,29 @@ def at_most_a_window_is_posted(rank: int, messages: int, window: int) -> list[in
     dist.barrier()
     assert [float(tensors[0][0]) for _, tensors in taken] == list(range(messages))  # type: ignore
     return [link.posted_peak]
+
+
+def a_group_is_closed_to_all_even_behind_a_closed_peer(rank: int) -> str:
+    """Of three ranks, 2 closes, then 1, while 0 waits for 1; gives what 0 is told, and no later
+    than in 5 s.
+    """
+    store, side = dist.distributed_c10d._get_default_store(), CpuSide()
+    group = side.make_group(
+        dist.PrefixStore("three", store), rank=rank, size=3, timeout=timedelta(seconds=30)
+    )
+    if rank == 0:
+        begun_s = time.monotonic()
+        try:
+            group.recv([torch.empty(1)], 1, 0).wait()
+        except RuntimeError:
+            store.set("0 is done", "1")
+            return "closed" if time.monotonic() - begun_s < 5 else "closed late"
+        return "received"
+    if rank == 2:
+        side.abort(group)
+        store.set("2 is closed", "1")
+    else:
+        store.wait(["2 is closed"])
+        side.abort(group)
+    store.wait(["0 is done"])
+    return ""

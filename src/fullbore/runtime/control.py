@@ -111,8 +111,7 @@ class Control:
 
     def abort(self) -> None:
         """Close the control connections at once, so that no rank waits in them."""
-        if self.ranks > 1:
-            self._side.abort(self._group, peer=(self.rank + 1) % self.ranks)
+        self._side.abort(self._group)
 
     def report(self, *, rank: int, action: str | None, cause: str) -> RankError:
         """Record that a rank failed, unless a failure is on record; return the one on record."""
@@ -143,16 +142,16 @@ class Control:
                 return RankError(**json.loads(self._store.get(_FAILURE).decode()))
             silent = [rank for rank in suspects if not self._store.check([f"down/{rank}"])]
             if waited_s > _GRACE_S and silent:
-                return self._report_death(silent[0], owed)
+                return self._report_silence(silent[0], owed, error)
             time.sleep(_POLL_S)
         cause = f"a connection broke, yet both its ends are alive: the network? ({_first(error)})"
         return self.report(rank=self.rank, action=owed, cause=cause)
 
-    def _report_death(self, rank: int, owed: str | None) -> RankError:
-        cause = (
-            "the process died without a word (killed, or out of memory?); "
-            f"rank {self.rank} was waiting for it"
-        )
+    def _report_silence(self, rank: int, owed: str | None, error: str) -> RankError:
+        how = "the process died without a word (killed, or out of memory?)"
+        if "timed out" in error.lower():
+            how = "no sign of life within timeout_s (does it hang, or was it stopped?)"
+        cause = f"{how}; rank {self.rank} was waiting for it"
         return self.report(rank=rank, action=owed and f"{owed} or before", cause=cause)
 
 

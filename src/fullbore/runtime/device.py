@@ -50,7 +50,7 @@ class Side(Protocol):
     def sending(self) -> AbstractContextManager[object]: ...
     def receiving(self) -> AbstractContextManager[object]: ...
     def received(self, tensors: Sequence[torch.Tensor | None]) -> None: ...
-    def abort(self, group: Group, *, peer: int) -> None: ...
+    def abort(self, group: Group) -> None: ...
 
 
 def side_of(device: torch.device) -> Side:
@@ -88,14 +88,17 @@ class CpuSide:
     def received(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """The host has waited: nothing to do."""
 
-    def abort(self, group: Group, *, peer: int) -> None:
+    def abort(self, group: Group) -> None:
         """Close a group at once, also while other threads wait in it; its peers notice.
 
         Gloo has no call for that, but an operation that runs out of time closes every connection
-        of its group, so one that cannot succeed is given a millisecond.
+        of its group, so one that cannot succeed is given a millisecond. Where the connection to
+        a peer is closed already it fails at once and closes nothing, so every peer is tried.
         """
-        with suppress(RuntimeError):  # the point of it, or the group was closed already
-            group.recv([torch.empty(1)], peer, _TAG_NEVER_SENT).wait(_ABORT_WAIT)
+        for peer in range(group.size()):
+            if peer != group.rank():
+                with suppress(RuntimeError):  # the point of it
+                    group.recv([torch.empty(1)], peer, _TAG_NEVER_SENT).wait(_ABORT_WAIT)
 
 
 class CudaSide:
@@ -134,6 +137,6 @@ class CudaSide:
             if tensor is not None:
                 tensor.record_stream(stream)
 
-    def abort(self, group: Group, *, peer: int) -> None:
+    def abort(self, group: Group) -> None:
         """Abort the communicator."""
         group.abort()

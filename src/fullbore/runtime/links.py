@@ -78,7 +78,7 @@ class OutgoingLink:
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self._side.abort(self._group, peer=RECEIVER)
+        self._side.abort(self._group)
         self._keeper.close()
 
 
@@ -119,7 +119,7 @@ class IncomingLink:
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self._side.abort(self._group, peer=SENDER)
+        self._side.abort(self._group)
 
     def _post(self) -> None:
         while self._expected and len(self._posted) < self._window:

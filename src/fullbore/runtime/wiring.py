@@ -106,7 +106,7 @@ class Wiring:
             incoming.abort()
         for group in self.tied_groups:
             if group is not None:
-                self._side.abort(group, peer=(group.rank() + 1) % group.size())
+                self._side.abort(group)
         self.control.abort()
 
     def close(self) -> None:
