@@ -132,3 +132,9 @@ def test_what_one_rank_gets_wrong_every_rank_refuses() -> None:
 def test_what_changes_beside_the_inputs_is_learnt_again() -> None:
     for found in run_ranks(jobs.changing_circumstances, 2):
         assert found == []
+
+
+def test_a_rank_beside_the_group_is_told() -> None:
+    outside, inside = run_ranks(jobs.beside_the_group, 2)
+    assert "not in the given group" in outside
+    assert inside == "no error"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from pipe_models import (
     WIDTH,
     batch,
@@ -106,3 +107,16 @@ def changing_circumstances(rank: int) -> list[str]:
                 pipe.step(x.requires_grad_(wanted), y)
             wrong += differences(gradients(own(stages, schedule, rank)), expected)
     return wrong
+
+
+def beside_the_group(rank: int) -> str:
+    """What a rank is told that makes a pipeline over a group of other ranks."""
+    group = dist.new_group([1])
+    [stage] = block_stages(1)
+    schedule = schedules.gpipe(ranks=1, microbatches=2)
+    try:
+        with Pipeline({0: stage}, schedule, mse, group=group) as pipe:
+            pipe.step(*batch(4))
+    except FullboreError as error:
+        return str(error)
+    return "no error"

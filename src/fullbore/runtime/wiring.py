@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from fullbore.errors import PipelineError
 from fullbore.ir import Schedule
 from fullbore.runtime.control import Control
 from fullbore.runtime.device import Group, Side
@@ -35,7 +36,10 @@ class Rendezvous:
     def of(group: dist.ProcessGroup | None, *, timeout: timedelta) -> Rendezvous:
         """Meet through the caller's group (None: the default group); every rank must call."""
         whole = group if group is not None else dist.group.WORLD
-        assert whole is not None
+        if not isinstance(whole, dist.ProcessGroup):  # what new_group gives to the other ranks
+            raise PipelineError(
+                "this rank is not in the given group: make the pipeline only on the ranks that are"
+            )
         store, rank = whole.get_group_store(), whole.rank()
         number = store.add(f"fullbore/pipelines/{rank}", 1)  # the same on every rank
         return Rendezvous(
