@@ -92,7 +92,9 @@ class Pipeline:
     timeout_s: how long a rank waits for another before it gives up.
     clock: seconds; a recorder's clock.
 
-    Raises PipelineError (or VerificationError) on every rank if any rank's arguments are wrong.
+    Raises PipelineError on every rank if any rank's stages, loss_fn or tied names are wrong, or
+    if arguments that all must share differ; a schedule that breaks a law (VerificationError) or
+    does not fit the group is refused before the ranks meet, by each rank that was given it.
     """
 
     def __init__(
