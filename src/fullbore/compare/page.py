@@ -92,7 +92,10 @@ def _costs(outcomes: Sequence[Outcome]) -> Table:
     return Table(
         caption="What the predictions were made from, measured in this run; a value a stage",
         headers=("schedule", "forward", "backward", "hop", "host time an action"),
-        rows=tuple((outcome.measurement.label, *stage_costs(outcome)) for outcome in outcomes),
+        rows=tuple(
+            (outcome.measurement.label, *cells)
+            for outcome, cells in zip(outcomes, stage_costs(outcomes), strict=True)
+        ),
     )
 
 

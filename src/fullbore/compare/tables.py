@@ -5,7 +5,7 @@ Every measured figure stands beside its prediction, with one unit for both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fullbore.compare.measurement import Setting
@@ -121,16 +121,23 @@ def peaks_by_rank(outcomes: Sequence[Outcome]) -> list[list[Pair]]:
     ]
 
 
-def stage_costs(outcome: Outcome) -> tuple[str, ...]:
-    """What the prediction was made from: forward and backward of each stage, hop, host time."""
-    stages = outcome.costs.stages
-    unit = time_unit(max(stage.backward_s for stage in stages))
-    return (
-        _listed([unit.number(stage.forward_s, digits=_DIGITS) for stage in stages], unit.symbol),
-        _listed([unit.number(stage.backward_s, digits=_DIGITS) for stage in stages], unit.symbol),
-        duration(outcome.costs.hop_s),
-        duration(outcome.costs.overhead_s),
-    )
+def stage_costs(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """What each prediction was made from: forward and backward of each stage, hop, host time."""
+    longest_s = max(stage.backward_s for o in outcomes for stage in o.costs.stages)
+    unit = time_unit(longest_s)
+
+    def listed(values_s: Iterable[float]) -> str:
+        return _listed([unit.number(v, digits=_DIGITS) for v in values_s], unit.symbol)
+
+    return [
+        (
+            listed(stage.forward_s for stage in outcome.costs.stages),
+            listed(stage.backward_s for stage in outcome.costs.stages),
+            duration(outcome.costs.hop_s),
+            duration(outcome.costs.overhead_s),
+        )
+        for outcome in outcomes
+    ]
 
 
 def _listed(values: Sequence[str], unit: str) -> str:
