@@ -44,7 +44,7 @@ def test_rows_of_a_training_job():
     found = rows(outcomes())
     assert [row.schedule for row in found] == ["gpipe", "1f1b", "interleaved v=2"]
     assert [row.change for row in found[:1]] == ["–"]
-    assert all(row.change[0] in "+-" and row.change.endswith(" %") for row in found[1:])
+    assert all(row.change[0] in "+−" and row.change.endswith(" %") for row in found[1:])
     assert {row.loss for row in found} == {"2.000"}
     assert {row.held_out for row in found} == {"2.750 → 2.125"}
     assert [row.peak.unit for row in found] == ["KiB"] * 3  # one unit for all schedules

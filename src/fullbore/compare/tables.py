@@ -177,8 +177,12 @@ def _row(outcome: Outcome, first: Outcome, *, peak: Pair, step_unit: TimeUnit) -
         mfu=NONE if measured.mfu is None else f"{percent(measured.mfu)} %",
         loss=f"{losses[-1]:.3f}" if losses else NONE,
         held_out=_held_out(measurement.held_out_before, measurement.held_out_after),
-        change=NONE if outcome is first else f"{outcome.change(first) * 100:+.1f} %",
+        change=NONE if outcome is first else _signed(outcome.change(first)),
     )
+
+
+def _signed(share: float) -> str:
+    return f"{share * 100:+.1f} %".replace("-", "−")
 
 
 def _worst(outcome: Outcome, of_ranks: Sequence[Pair]) -> Pair:

@@ -103,8 +103,8 @@ def _training_of(trainer: Trainer) -> Training:
         model=f"{plan.anatomy.family}, {plan.anatomy.layers} layers",
         text=(
             f"Microbatches of {settings.micro_batch_size} × {settings.seq_length} tokens, from "
-            f"{corpus.documents} documents with {len(corpus.train)} tokens to train on and "
-            f"{len(corpus.held_out)} held out{skipped}"
+            f"{corpus.documents} documents with {len(corpus.train):,} tokens to train on and "
+            f"{len(corpus.held_out):,} held out{skipped}"
         ),
         tokens=tokens,
         flops=plan.costs.step_flops_per_token * tokens,
