@@ -44,13 +44,6 @@ class Layout:
     structure: bytes
     fixed: bool
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the tensors of one message."""
-        return sum(
-            torch.Size(t.shape).numel() * t.dtype.itemsize for t in self.tensors if t is not None
-        )
-
     def __str__(self) -> str:
         return ", ".join("none" if t is None else str(t) for t in self.tensors)
 
