@@ -26,8 +26,8 @@ from torch._C._distributed_c10d import HashStore
 from fullbore.errors import FullboreError, PipelineError
 from fullbore.ir import Schedule
 from fullbore.passes import forward_only, insert_communication
+from fullbore.runtime.batch import Batch
 from fullbore.runtime.device import side_of
-from fullbore.runtime.executor import Batch
 from fullbore.runtime.microbatch import batch_size, split
 from fullbore.runtime.norm import clip_grad_norm
 from fullbore.runtime.recorder import (

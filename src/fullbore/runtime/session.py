@@ -16,9 +16,10 @@ from torch import nn
 
 from fullbore.errors import FullboreError, PipelineError, RankError
 from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
+from fullbore.runtime.batch import Batch, Learnt
 from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.device import Side
-from fullbore.runtime.executor import Batch, Executor, Learnt
+from fullbore.runtime.executor import Executor
 from fullbore.runtime.microbatch import signature
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.stage import LossFunction, StageRunner

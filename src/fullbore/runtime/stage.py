@@ -15,9 +15,9 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fullbore.errors import PipelineError
-from fullbore.runtime.layout import Layout, flatten
+from fullbore.runtime.layout import flatten
 
-__all__ = ["Gradients", "LossFunction", "StageRunner", "as_leaves", "enter"]
+__all__ = ["Gradients", "LossFunction", "StageRunner", "guarded", "was_changed"]
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 Gradients = list[torch.Tensor | None]
@@ -28,8 +28,8 @@ class _WayBack:
     """What the backward of one microbatch needs: nothing else of the forward is kept."""
 
     edges: list[GradientEdge]  # of the outputs that want a gradient, or of the loss
-    shapes: list[tuple[torch.Size, torch.dtype, torch.device]]  # of what the edges lead to
     leaves: list[torch.Tensor]  # the inputs that want a gradient
+    loss: torch.Tensor | None  # on the last stage
     gradients: Gradients | None = None  # kept from I to W
 
 
@@ -45,18 +45,14 @@ class _Enter(torch.autograd.Function):
         return gradient
 
 
-def enter(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a stage is given for its leaves: tensors that may be changed in place."""
+def guarded(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a stage is given for leaves that it may change in place; costs a graph node each."""
     return [_Enter.apply(leaf) if leaf.requires_grad else leaf for leaf in leaves]  # type: ignore[no-untyped-call]
 
 
-def as_leaves(layout: Layout, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    """A message's tensors as leaves of a new graph, wanting gradients where the sender's do."""
-    leaves: list[torch.Tensor] = []
-    for described, tensor in zip(layout.tensors, tensors, strict=True):
-        assert described is not None and tensor is not None
-        leaves.append(tensor.requires_grad_(described.requires_grad))
-    return leaves
+def was_changed(given: Sequence[torch.Tensor]) -> bool:
+    """Whether a stage has changed anything in place of what `guarded` gave it."""
+    return any(tensor.requires_grad and tensor._version for tensor in given)
 
 
 class StageRunner:
@@ -77,13 +73,12 @@ class StageRunner:
         microbatch: int,
         value: Any,
         leaves: Sequence[torch.Tensor],
-        *,
         kwargs: dict[str, Any],
         target: Any,
-        train: bool,
+        train: bool,  # noqa: FBT001
     ) -> Any:
-        """Run the module; returns its output (on the last stage the pair of output and loss, the
-        loss None where there is no target to an evaluation).
+        """Run the module; returns its output (on the last stage the pair of output and detached
+        loss, the loss None where there is no target to an evaluation).
 
         value: the stage's input; a tuple is given as several arguments. leaves: its tensors, as
         they arrived; those that want a gradient get it in `backward`.
@@ -91,18 +86,31 @@ class StageRunner:
         arguments = value if isinstance(value, tuple) else (value,)
         output = self.module(*arguments, **kwargs)
         if self._loss_fn is None:
-            result, results = output, flatten(output)[1]
-        else:
-            loss = None if target is None and not train else self._loss(output, target)
-            result, results = (output, loss), [] if loss is None else [loss]
+            results = [output] if isinstance(output, torch.Tensor) else flatten(output)[1]
+            if train:
+                self._remember(microbatch, results, leaves, loss=None)
+            return output
+        if target is None and not train:
+            return output, None
+        loss = self._loss(output, target)
+        value = loss.detach()
         if train:
-            roots = [tensor for tensor in results if tensor.requires_grad]
-            self._ways_back[microbatch] = _WayBack(
-                edges=[get_gradient_edge(root) for root in roots],
-                shapes=[(root.shape, root.dtype, root.device) for root in roots],
-                leaves=[leaf for leaf in leaves if leaf.requires_grad],
-            )
-        return result
+            self._remember(microbatch, [loss], leaves, loss=value)
+        return output, value
+
+    def _remember(
+        self,
+        microbatch: int,
+        results: Sequence[torch.Tensor],
+        leaves: Sequence[torch.Tensor],
+        *,
+        loss: torch.Tensor | None,
+    ) -> None:
+        self._ways_back[microbatch] = _WayBack(
+            edges=[_edge_of(tensor) for tensor in results if tensor.requires_grad],
+            leaves=[leaf for leaf in leaves if leaf.requires_grad],
+            loss=loss,
+        )
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
@@ -153,19 +161,51 @@ class StageRunner:
         inputs: Sequence[torch.Tensor] | None,
         keep_graph: bool,
     ) -> None:
-        if gradients is None:  # the last stage: d(step's loss) / d(this microbatch's loss)
-            gradients = [
-                torch.full(shape, self._loss_weight, dtype=dtype, device=device)
-                for shape, dtype, device in way_back.shapes
-            ]
-        used = [(e, g) for e, g in zip(way_back.edges, gradients, strict=True) if g is not None]
-        if used:
-            torch.autograd.backward(
-                [edge for edge, _ in used],
-                [gradient for _, gradient in used],
-                inputs=inputs,
-                retain_graph=keep_graph,
-            )
+        edges = way_back.edges
+        if way_back.loss is not None:  # d(step's loss) / d(this microbatch's loss)
+            gradients = [torch.full_like(way_back.loss, self._loss_weight)] if edges else []
+        assert gradients is not None
+        if any(gradient is None for gradient in gradients):
+            used = [(e, g) for e, g in zip(edges, gradients, strict=True) if g is not None]
+            edges, gradients = [edge for edge, _ in used], [gradient for _, gradient in used]
+        if edges:
+            _run_engine(edges, gradients, inputs=inputs, keep_graph=keep_graph)
+
+
+def _edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """As `get_gradient_edge`, but without its Python for what is no Python function's output."""
+    node = tensor.grad_fn
+    written_in_python = isinstance(node, torch.autograd.function.BackwardCFunction)
+    if node is None or written_in_python:
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
+
+
+def _run_engine(
+    edges: Sequence[GradientEdge],
+    gradients: Gradients,
+    *,
+    inputs: Sequence[torch.Tensor] | None,
+    keep_graph: bool,
+) -> None:
+    """What torch.autograd.backward comes to.
+
+    On CPU without its Python, which takes as long as a small stage's whole backward: checks of
+    what is right by construction here, and a copy of the context variables for threads that only
+    CUDA's backward has.
+    """
+    if gradients[0] is not None and gradients[0].is_cuda:
+        torch.autograd.backward(edges, gradients, inputs=inputs, retain_graph=keep_graph)
+        return
+    torch.autograd.Variable._execution_engine.run_backward(
+        tuple(edges),
+        tuple(gradients),
+        keep_graph,
+        False,  # create_graph
+        tuple(inputs or ()),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def _take_gradients(leaves: Sequence[torch.Tensor]) -> Gradients:
