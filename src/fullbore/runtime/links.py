@@ -70,6 +70,10 @@ class OutgoingLink:
         """
         self.send([*_header(layout, self._side.device), *tensors], blocking=False)
 
+    def returned(self, count: int) -> None:
+        """Something has arrived that proves the first `count` messages of the step to be taken."""
+        self._keeper.returned(count)
+
     def finish(self) -> None:
         """The step is over everywhere: every message has been taken."""
         self._keeper.finish()
