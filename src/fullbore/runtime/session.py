@@ -21,6 +21,7 @@ from fullbore.runtime.device import Side
 from fullbore.runtime.executor import Batch, Executor, Learnt
 from fullbore.runtime.microbatch import signature
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
+from fullbore.runtime.split import split_backward_of
 from fullbore.runtime.stage import LossFunction, StageRunner
 from fullbore.runtime.tied import TiedWeight, find_copies
 from fullbore.runtime.wiring import Rendezvous, Wiring
@@ -91,6 +92,7 @@ class Session:
                 module=module,
                 loss_fn=setup.loss_fn if stage == last else None,
                 loss_weight=weight,
+                split=split_backward_of(setup.schedule, stage, module),
             )
             for stage, module in setup.stages.items()
         }

@@ -7,6 +7,7 @@ the inputs became. The output itself lives as long as its message, or as autogra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fullbore.errors import PipelineError
 from fullbore.runtime.layout import Layout, flatten
+from fullbore.runtime.split import SplitBackward
 
 __all__ = ["Gradients", "LossFunction", "StageRunner", "as_leaves", "enter"]
 
@@ -30,7 +32,6 @@ class _WayBack:
     edges: list[GradientEdge]  # of the outputs that want a gradient, or of the loss
     shapes: list[tuple[torch.Size, torch.dtype, torch.device]]  # of what the edges lead to
     leaves: list[torch.Tensor]  # the inputs that want a gradient
-    gradients: Gradients | None = None  # kept from I to W
 
 
 class _Enter(torch.autograd.Function):
@@ -66,9 +67,16 @@ class StageRunner:
     """
 
     def __init__(
-        self, *, module: nn.Module, loss_fn: LossFunction | None, loss_weight: float
+        self,
+        *,
+        module: nn.Module,
+        loss_fn: LossFunction | None,
+        loss_weight: float,
+        split: SplitBackward | None = None,
     ) -> None:
+        """split: the queues of a stage of which any backward is split."""
         self.module = module
+        self.split = split
         self._loss_fn, self._loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
@@ -89,19 +97,24 @@ class StageRunner:
         they arrived; those that want a gradient get it in `backward`.
         """
         arguments = value if isinstance(value, tuple) else (value,)
-        output = self.module(*arguments, **kwargs)
-        if self._loss_fn is None:
-            result, results = output, flatten(output)[1]
-        else:
-            loss = None if target is None and not train else self._loss(output, target)
-            result, results = (output, loss), [] if loss is None else [loss]
+        split = self.split if train else None
+        splits = split is not None and microbatch in split.microbatches
+        with split.forward(microbatch) if split is not None and splits else nullcontext():
+            output = self.module(*arguments, **kwargs)
+            if self._loss_fn is None:
+                result, results = output, flatten(output)[1]
+            else:
+                loss = None if target is None and not train else self._loss(output, target)
+                result, results = (output, loss), [] if loss is None else [loss]
         if train:
             roots = [tensor for tensor in results if tensor.requires_grad]
-            self._ways_back[microbatch] = _WayBack(
+            way_back = self._ways_back[microbatch] = _WayBack(
                 edges=[get_gradient_edge(root) for root in roots],
                 shapes=[(root.shape, root.dtype, root.device) for root in roots],
                 leaves=[leaf for leaf in leaves if leaf.requires_grad],
             )
+            if split is not None and splits:
+                split.examine(microbatch, way_back.edges)
         return result
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
@@ -119,40 +132,27 @@ class StageRunner:
         last stage. Everything held for the microbatch is freed.
         """
         way_back = self._ways_back.pop(microbatch)
-        self._run_back(way_back, gradients, inputs=None, keep_graph=False)
+        self._run_back(way_back, gradients)
         return _take_gradients(way_back.leaves)
 
     def backward_input(self, microbatch: int, gradients: Gradients | None) -> Gradients:
-        """Input-gradient half (I): as `backward`, but the parameters wait for `backward_weight`."""
-        way_back = self._ways_back[microbatch]
-        way_back.gradients = gradients
-        if way_back.leaves:
-            self._run_back(way_back, gradients, inputs=way_back.leaves, keep_graph=True)
-        return _take_gradients(way_back.leaves)
+        """Input-gradient half (I): as `backward`, but the weights of products wait for W."""
+        assert self.split is not None
+        with self.split.input_half(microbatch):
+            return self.backward(microbatch, gradients)
 
     def backward_weight(self, microbatch: int) -> None:
-        """Weight-gradient half (W): adds to the parameters' .grad and frees the microbatch.
-
-        Right, but slow: it walks the way back a second time, so that I + W cost about one I more
-        than a full backward, and hooks on activations inside the stage fire twice.
-        """
-        way_back = self._ways_back.pop(microbatch)
-        weights = [p for p in self.module.parameters() if p.requires_grad]
-        if weights:
-            self._run_back(way_back, way_back.gradients, inputs=weights, keep_graph=False)
+        """Weight-gradient half (W): adds what waited to the parameters' .grad, and frees it."""
+        assert self.split is not None
+        self.split.weight_half(microbatch)
 
     def reset(self) -> None:
         """Forget every live microbatch: a failed step leaves nothing behind."""
         self._ways_back.clear()
+        if self.split is not None:
+            self.split.reset()
 
-    def _run_back(
-        self,
-        way_back: _WayBack,
-        gradients: Gradients | None,
-        *,
-        inputs: Sequence[torch.Tensor] | None,
-        keep_graph: bool,
-    ) -> None:
+    def _run_back(self, way_back: _WayBack, gradients: Gradients | None) -> None:
         if gradients is None:  # the last stage: d(step's loss) / d(this microbatch's loss)
             gradients = [
                 torch.full(shape, self._loss_weight, dtype=dtype, device=device)
@@ -163,8 +163,6 @@ class StageRunner:
             torch.autograd.backward(
                 [edge for edge, _ in used],
                 [gradient for _, gradient in used],
-                inputs=inputs,
-                retain_graph=keep_graph,
             )
 
 
