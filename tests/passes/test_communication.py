@@ -16,7 +16,6 @@ from making import (
     random_schedule,
     runs,
     schedule_of,
-    split_backward,
     takes_in_order,
 )
 

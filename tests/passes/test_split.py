@@ -35,7 +35,7 @@ def test_a_delay_counts_the_actions_of_the_rank_between_the_halves() -> None:
         for action in program:
             if action.kind == Kind.W:
                 name = f"{action.stage}I{action.microbatch}"
-                between = [a for a in list(program)[at[name] + 1 : at[str(action)]]]
+                between = list(program)[at[name] + 1 : at[str(action)]]
                 passed = [a for a in between if a.kind != Kind.W]
                 left = [a for a in list(program)[: at[name]] if a.kind != Kind.W]
                 assert len(passed) == min(3, end - 1 - len(left))

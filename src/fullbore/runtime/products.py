@@ -52,7 +52,7 @@ class ProductKind:
 
     def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         """[out] from the output's gradient [..., out]."""
-        return _matrix(gradient).sum(0)
+        return gradient.sum(tuple(range(gradient.dim() - 1)))
 
     def input_gradient(self, gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """[..., in] from the output's gradient [..., out]."""

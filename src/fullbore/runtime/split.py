@@ -70,13 +70,20 @@ class _Gradient:
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    """One microbatch. is_open: its I is running, so what products hand over is kept."""
+    """One microbatch.
+
+    is_open: its I is running, so what products hand over is kept. scouted: weights, by id, of
+    which it is the first that meets them, and whose gradients go with its I. parts: by weight,
+    as I came to them.
+    """
 
     is_open: bool = False
-    weights: set[int] = field(default_factory=set)  # of the products that its forward made
-    parts: dict[int, list[_Parts]] = field(default_factory=dict)  # by weight, as I came to them
+    is_new: bool = True
+    scouted: set[int] = field(default_factory=set)
+    parts: dict[int, list[_Parts]] = field(default_factory=dict)
 
     def take(self, product: Product, x: torch.Tensor, gradient: torch.Tensor) -> None:
+        """What a product hands over in its backward."""
         if self.is_open:
             parts = _Parts(product=product, x=x.detach(), gradient=gradient.detach())
             self.parts.setdefault(id(product.weight), []).append(parts)
@@ -86,6 +93,10 @@ class SplitBackward:
     """The queues of one stage.
 
     microbatches: those whose backward is split; only they are ever touched.
+
+    The first microbatch in which a weight is caught is a scout: its gradient still goes with I,
+    while its graph is searched for uses of the weight in anything but products. A weight with
+    such uses goes with I for good, so that its hooks fire once a microbatch.
     """
 
     def __init__(self, module: nn.Module, *, microbatches: Iterable[int]) -> None:
@@ -93,40 +104,49 @@ class SplitBackward:
         self._names = {id(p): name for name, p in module.named_parameters()}
         # exact type: a subclass may mean more by a product than its numbers
         self.weights = {id(p): p for p in module.parameters() if type(p) is nn.Parameter}
-        self._with_input = _shared_with_others(module)
-        self._examined: set[int] = set()  # weights known to be used in products only
+        self._known: set[int] = set()  # searched for
+        self._with_input: set[int] = set()  # used in other ways too
         self._queued: set[int] = set()
         self._waiting: dict[int, _Waiting] = {}
         self._current = _Waiting()
-        self._casts: dict[int, torch.Tensor] = {}
+        self._used: dict[int, torch.Tensor] = {}  # what the current action multiplies with
         self._anchors: dict[torch.device, torch.Tensor] = {}
 
     # -- around a stage's actions ----------------------------------------------------------------
 
     @contextmanager
     def forward(self, microbatch: int) -> Iterator[None]:
-        """Around the forward of a microbatch, and around its recomputation."""
-        self._current = self._waiting.setdefault(microbatch, _Waiting())
-        yield from self._catching()
+        """Around the forward of a microbatch."""
+        self._current = self._waiting[microbatch] = _Waiting()
+        with self._catching():
+            yield
+        self._current.is_new = False
+
+    @contextmanager
+    def again(self, microbatch: int) -> Iterator[None]:
+        """Around a forward that is repeated: what it meets is treated as it was then."""
+        self._current = self._waiting[microbatch]
+        with self._catching():
+            yield
 
     @contextmanager
     def input_half(self, microbatch: int) -> Iterator[None]:
-        """Around I; modules that are recomputed in it are caught as they were in the forward."""
-        self._current = self._waiting.setdefault(microbatch, _Waiting())
+        """Around I, and whatever is repeated in it."""
+        self._current = self._waiting[microbatch]
         self._current.is_open = True
-        try:
-            yield from self._catching()
-        finally:
-            self._current.is_open = False
-            self._queued.update(self._current.parts)
+        with self._catching():
+            yield
+        self._current.is_open = False
+        self._queued.update(self._current.parts)
 
+    @contextmanager
     def _catching(self) -> Iterator[None]:
         interception.enter(self)
         try:
             yield
         finally:
             interception.leave(self)
-            self._casts.clear()
+            self._used.clear()
 
     def weight_half(self, microbatch: int) -> None:
         """W: add what waits to the weights' .grad, letting go of it weight by weight."""
@@ -168,7 +188,7 @@ class SplitBackward:
         ):
             return None
         dtype = _dtype_of_product(x, weight)
-        return None if dtype is None else self._multiply(x, weight, bias, kind, dtype)
+        return None if dtype is None else self._multiply(x.to(dtype), weight, bias, kind)
 
     def _can_wait(self, bias: Any) -> bool:
         return bias is None or (
@@ -176,37 +196,52 @@ class SplitBackward:
         )
 
     def _multiply(
-        self,
-        x: torch.Tensor,
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
-        kind: ProductKind,
-        dtype: torch.dtype,
+        self, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None, kind: ProductKind
     ) -> torch.Tensor:
-        waiting = self._current
-        waiting.weights.add(id(weight))
-        waits = bias is not None and bias.requires_grad
-        if waits:
-            waiting.weights.add(id(bias))
+        ids = {id(weight)} | ({id(bias)} if bias is not None and bias.requires_grad else set())
+        scouts = not ids.isdisjoint(self._current.scouted) or (
+            self._current.is_new and not ids <= self._known
+        )
+        used_weight = self._as_used(weight, x.dtype, scouts=scouts)
+        used_bias = None if bias is None else self._as_used(bias, x.dtype, scouts=scouts)
+        if scouts:
+            self._current.scouted |= ids
+            return self._watched(kind.make(x, used_weight, used_bias), ids)
         product = Product(
             kind=kind,
             weight=weight,
-            used_weight=self._cast(weight, dtype),
-            bias=bias if waits else None,
-            used_bias=None if bias is None else self._cast(bias, dtype),
-            hand_over=waiting.take,
+            used_weight=used_weight,
+            bias=bias if len(ids) > 1 else None,
+            used_bias=used_bias,
+            hand_over=self._current.take,
         )
-        x = x.to(dtype)
         return product.make(x, None if x.requires_grad else self._anchor(x.device))
 
-    def _cast(self, weight: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
-        """What autocast makes of a weight, once for each forward, as autocast itself would."""
+    def _watched(self, output: torch.Tensor, ids: set[int]) -> torch.Tensor:
+        """A scout's product: where a derivative is taken inside the forward, its weights have
+        another use there, behind the gate.
+        """
+        waiting = self._current
+
+        def watch(gradient: torch.Tensor) -> None:
+            if not waiting.is_open:
+                self._with_input.update(ids)
+
+        output.register_hook(watch)
+        return output
+
+    def _as_used(self, weight: nn.Parameter, dtype: torch.dtype, *, scouts: bool) -> torch.Tensor:
+        """A weight as a product takes it: what autocast makes of it, once an action, as autocast.
+
+        scouts: behind a node of its own, by which the search tells products from other uses.
+        """
         if weight.dtype == dtype:
-            return weight
-        cast = self._casts.get(id(weight))
-        if cast is None:
-            cast = self._casts[id(weight)] = weight.detach().to(dtype)
-        return cast
+            return _gate(weight) if scouts else weight
+        used = self._used.get(id(weight))
+        if used is None:
+            used = (_gate(weight) if scouts else weight.detach()).to(dtype)
+            self._used[id(weight)] = used
+        return used
 
     def _anchor(self, device: torch.device) -> torch.Tensor:
         anchor = self._anchors.get(device)
@@ -214,18 +249,15 @@ class SplitBackward:
             anchor = self._anchors[device] = torch.zeros((), device=device, requires_grad=True)
         return anchor
 
-    # -- weights that are used in other ways too ---------------------------------------------------
+    def search(self, microbatch: int, edges: Iterable[GradientEdge]) -> None:
+        """Look for weights that are used outside of products as well, if there are new ones.
 
-    def examine(self, microbatch: int, edges: Iterable[GradientEdge]) -> None:
-        """Look, once for each weight, whether a forward used it outside of its products as well.
-
-        Such a weight goes with I from the next forward on, so that its hooks fire once a
-        microbatch. edges: of the forward's results.
+        edges: of the forward's results.
         """
-        made = self._waiting[microbatch].weights
-        if not made <= self._examined:
-            self._with_input |= made & _reached(edges)
-            self._examined |= made
+        scouted = self._waiting[microbatch].scouted
+        if scouted:
+            self._with_input |= scouted & _reached(edges)
+            self._known |= scouted
 
     def report(self, stage: int) -> SplitReport:
         """What waited so far, and what went with I."""
@@ -239,6 +271,23 @@ class SplitBackward:
             queued_matrix_elements=_matrix_elements(queued.values()),
             with_input_matrix_elements=_matrix_elements(rest.values()),
         )
+
+
+class _Gate(torch.autograd.Function):
+    """A weight on its way into a product of a scout."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def _gate(weight: nn.Parameter) -> torch.Tensor:
+    gated: torch.Tensor = _Gate.apply(weight)  # type: ignore[no-untyped-call]
+    return gated
 
 
 def split_backward_of(schedule: Schedule, stage: int, module: nn.Module) -> SplitBackward | None:
@@ -258,22 +307,8 @@ def _dtype_of_product(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype | No
     return torch.get_autocast_dtype(device)
 
 
-def _shared_with_others(module: nn.Module) -> set[int]:
-    """Weights that several modules own, of which one makes no product of it: tied embeddings."""
-    owners: dict[int, list[nn.Module]] = {}
-    for owner in module.modules():
-        for weight in owner._parameters.values():
-            if weight is not None:
-                owners.setdefault(id(weight), []).append(owner)
-    return {
-        weight
-        for weight, modules in owners.items()
-        if len(modules) > 1 and not all(isinstance(owner, nn.Linear) for owner in modules)
-    }
-
-
 def _reached(edges: Iterable[GradientEdge]) -> set[int]:
-    """The leaves, by id, whose .grad a walk from these edges adds to."""
+    """The leaves, by id, whose .grad a walk from these edges adds to but through gates."""
     stack = [edge.node for edge in edges]
     seen, leaves = set(stack), set()
     while stack:
@@ -282,7 +317,8 @@ def _reached(edges: Iterable[GradientEdge]) -> set[int]:
         if leaf is not None:
             leaves.add(id(leaf))
         for following, _ in node.next_functions:
-            if following is not None and following not in seen:
+            is_gate = following is not None and following.name() == "_GateBackward"
+            if following is not None and following not in seen and not is_gate:
                 seen.add(following)
                 stack.append(following)
     return leaves

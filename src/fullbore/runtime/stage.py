@@ -114,7 +114,7 @@ class StageRunner:
                 leaves=[leaf for leaf in leaves if leaf.requires_grad],
             )
             if split is not None and splits:
-                split.examine(microbatch, way_back.edges)
+                split.search(microbatch, way_back.edges)
         return result
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
