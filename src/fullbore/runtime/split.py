@@ -227,7 +227,7 @@ class SplitBackward:
             if not waiting.is_open:
                 self._with_input.update(ids)
 
-        output.register_hook(watch)
+        output.register_hook(watch)  # type: ignore[no-untyped-call]
         return output
 
     def _as_used(self, weight: nn.Parameter, dtype: torch.dtype, *, scouts: bool) -> torch.Tensor:
