@@ -302,7 +302,10 @@ class Executor:
 
     def _backward_input(self, stage: int, microbatch: int) -> None:
         gradients = self._gradients_for(stage, microbatch)
-        result = self._runners[stage].backward_input(microbatch, gradients)
+        runner = self._runners[stage]
+        result = runner.backward_input(microbatch, gradients)
+        if self._meter is not None:
+            self._meter.halved(stage, microbatch, runner.waiting(microbatch))
         self._pass_back(stage, microbatch, result)
 
     def _backward_weight(self, stage: int, microbatch: int) -> None:

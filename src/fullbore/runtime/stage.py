@@ -6,7 +6,7 @@ the inputs became. The output itself lives as long as its message, or as autogra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +145,11 @@ class StageRunner:
         """Weight-gradient half (W): adds what waited to the parameters' .grad, and frees it."""
         assert self.split is not None
         self.split.weight_half(microbatch)
+
+    def waiting(self, microbatch: int) -> Iterator[torch.Tensor]:
+        """The tensors that wait between I and W."""
+        assert self.split is not None
+        return self.split.held(microbatch)
 
     def reset(self) -> None:
         """Forget every live microbatch: a failed step leaves nothing behind."""
