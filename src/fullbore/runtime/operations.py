@@ -251,12 +251,15 @@ class Operations:
         return backward
 
     def _backward_input(self, index: int, action: Action) -> Operation:
+        state = self._state
         stage, microbatch = action.stage, action.microbatch
         runner, gradients = self._runners[stage], self._slot(Kind.B, stage, microbatch)
         result = self._passed_back(stage, microbatch)
 
         def backward_input() -> None:
             result.value = runner.backward_input(microbatch, gradients.take())
+            if state.meter is not None:
+                state.meter.halved(stage, microbatch, runner.waiting(microbatch))
 
         return backward_input
 

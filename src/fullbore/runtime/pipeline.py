@@ -10,7 +10,6 @@ Every rank makes the pipeline and calls its methods in the same order.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +22,13 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from fullbore.errors import FullboreError, PipelineError
+from fullbore.errors import PipelineError
 from fullbore.ir import Schedule
 from fullbore.passes import forward_only, insert_communication
+from fullbore.runtime.arguments import agree_on_arguments
 from fullbore.runtime.batch import Batch
 from fullbore.runtime.device import side_of
+from fullbore.runtime.main_grad import MainGradients
 from fullbore.runtime.microbatch import batch_size, split
 from fullbore.runtime.norm import clip_grad_norm
 from fullbore.runtime.recorder import (
@@ -39,8 +40,8 @@ from fullbore.runtime.recorder import (
     clock_offset_s,
 )
 from fullbore.runtime.session import Session, Setup
+from fullbore.runtime.split import SplitReport
 from fullbore.runtime.stage import LossFunction
-from fullbore.runtime.tied import find_copies
 from fullbore.runtime.wiring import Rendezvous, Wiring, pairs_of
 from fullbore.timeline import Timeline
 from fullbore.verify import check, links
@@ -60,6 +61,8 @@ class StepResult:
     timeline: of all ranks, on every rank, with record=True.
     peak_activation_bytes: a rank each, with record=True: most bytes that autograd kept at once.
     stage_activation_bytes: a stage each, with record=True: most that it kept for one microbatch.
+    stage_held_bytes: a stage each, with record=True where a backward is split: most that waits for
+        one microbatch between I and W.
     boundary_messages: a rank each, with record=True: most receives posted at once so far.
     """
 
@@ -70,6 +73,7 @@ class StepResult:
     timeline: Timeline | None = None
     peak_activation_bytes: tuple[int, ...] | None = None
     stage_activation_bytes: tuple[int, ...] | None = None
+    stage_held_bytes: tuple[int, ...] | None = None
     boundary_messages: tuple[int, ...] | None = None
 
 
@@ -89,6 +93,8 @@ class Pipeline:
     overlap_p2p: False makes each send block until it has left, for comparison.
     record: measure each step: timeline and activation bytes.
     static_shapes: False if outputs change their shapes while inputs do not.
+    main_grad_dtype: such as torch.float32, for weights in bfloat16: gradients accumulate in it, in
+        each weight's `main_grad`, and .grad stays None; set main_grad to None after stepping.
     timeout_s: how long a rank waits for another before it gives up.
     clock: seconds; a recorder's clock.
 
@@ -110,6 +116,7 @@ class Pipeline:
         overlap_p2p: bool = True,
         record: bool = False,
         static_shapes: bool = True,
+        main_grad_dtype: torch.dtype | None = None,
         timeout_s: float = 1800.0,
         clock: Clock = time.perf_counter,
     ) -> None:
@@ -130,11 +137,16 @@ class Pipeline:
             mean=reduction == "mean",
             overlap=overlap_p2p,
             static_shapes=static_shapes,
+            main_grad_dtype=main_grad_dtype,
         )
         self.record = record
         self._clock, self._life, self._closed = clock, 0, False
         wiring = self._wire()
-        _agree_on_arguments(wiring, self._setup, record=record)
+        agree_on_arguments(wiring, self._setup, record=record)
+        self._main_gradients = None
+        if main_grad_dtype is not None:
+            weights = {id(p): p for module in stages.values() for p in module.parameters()}
+            self._main_gradients = MainGradients(weights.values(), main_grad_dtype)
         self._session = Session(self._setup, wiring)
         for weight in self._session.tied:
             weight.equalize()
@@ -199,8 +211,17 @@ class Pipeline:
         with session.together("clip_grad_norm"):
             return clip_grad_norm(session.control, parameters, counted=counted, max_norm=max_norm)
 
+    def split_report(self) -> tuple[SplitReport, ...]:
+        """For each stage here whose backward is split: which weights wait for W, which go with I.
+
+        Known after the second step; before it, everything seems to go with I.
+        """
+        return self._session.split_report()
+
     def close(self) -> None:
         """Let go of links and threads; the pipeline cannot step any more."""
+        if self._main_gradients is not None and not self._closed:
+            self._main_gradients.close()
         self._closed = True
         self._session.close()
 
@@ -301,9 +322,17 @@ class Pipeline:
             step_s=step_s,
             timeline=assemble(records, name=self._setup.schedule.name) if records else None,
             peak_activation_bytes=tuple(r.peak_bytes for r in records) if records else None,
-            stage_activation_bytes=_by_stage(records) if records else None,
+            stage_activation_bytes=_by_stage([r.stage_bytes for r in records]) if records else None,
+            stage_held_bytes=_held(records) if records else None,
             boundary_messages=tuple(r.boundary_messages for r in records) if records else None,
         )
+
+
+def _held(records: list[RankRecord]) -> tuple[int, ...] | None:
+    """Of each stage; one whose backward is whole holds nothing."""
+    if not any(record.held_bytes for record in records):
+        return None
+    return _by_stage([dict.fromkeys(r.stage_bytes, 0) | r.held_bytes for r in records])
 
 
 def _rendezvous(
@@ -325,57 +354,11 @@ def _rendezvous(
     return rendezvous
 
 
-def _by_stage(records: list[RankRecord]) -> tuple[int, ...]:
-    of_stage = {stage: size for record in records for stage, size in record.stage_bytes.items()}
+def _by_stage(ranks: list[dict[int, int]]) -> tuple[int, ...]:
+    of_stage = {stage: size for of_rank in ranks for stage, size in of_rank.items()}
     return tuple(size for _, size in sorted(of_stage.items()))
 
 
 def _device_of(stages: Mapping[int, nn.Module]) -> torch.device:
     parameters = (p for module in stages.values() for p in module.parameters())
     return next((p.device for p in parameters), torch.device("cpu"))
-
-
-def _agree_on_arguments(wiring: Wiring, setup: Setup, *, record: bool) -> None:
-    """Refuse on every rank what is wrong on any, and what is not the same on all."""
-    said = wiring.control.gather((_objection(setup), _common(setup, record=record)))
-    objections = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(said) if text]
-    objections += [
-        f"the ranks were given different {what}"
-        for what in said[0][1]
-        if len({common[what] for _, common in said}) > 1
-    ]
-    if objections:
-        raise PipelineError("; ".join(objections))
-
-
-def _common(setup: Setup, *, record: bool) -> dict[str, str]:
-    """The arguments that must be the same on all ranks, by the words that name them."""
-    return {
-        "schedules": hashlib.sha256(str(setup.schedule).encode()).hexdigest(),
-        "values of reduction": "mean" if setup.mean else "sum",
-        "tied weights": str([sorted(names.items()) for names in setup.tied]),
-        "values of overlap_p2p": str(setup.overlap),
-        "values of static_shapes": str(setup.static_shapes),
-        "values of record": str(record),
-    }
-
-
-def _objection(setup: Setup) -> str | None:
-    """What is wrong with this rank's arguments, or None."""
-    placed = setup.schedule.placement.stages_of(setup.rendezvous.rank)
-    given = tuple(sorted(setup.stages))
-    if given != placed:
-        return (
-            f"the schedule places stages {list(placed)} here, but modules were given for "
-            f"{list(given)}"
-        )
-    if setup.holds(-1) and setup.loss_fn is None:
-        return "the last stage is here, but loss_fn is missing"
-    try:
-        for names in setup.tied:
-            if not set(names) <= set(range(setup.schedule.stages)):
-                return f"tied names a stage outside 0..{setup.schedule.stages - 1}: {names}"
-            find_copies(names, setup.stages)
-    except FullboreError as error:
-        return str(error)
-    return None

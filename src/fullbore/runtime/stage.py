@@ -6,7 +6,7 @@ the inputs became. The output itself lives as long as its message, or as autogra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fullbore.errors import PipelineError
 from fullbore.runtime.layout import flatten
+from fullbore.runtime.split import SplitBackward
 
 __all__ = ["Gradients", "LossFunction", "StageRunner", "guarded", "was_changed"]
 
@@ -30,7 +31,6 @@ class _WayBack:
     edges: list[GradientEdge]  # of the outputs that want a gradient, or of the loss
     leaves: list[torch.Tensor]  # the inputs that want a gradient
     loss: torch.Tensor | None  # on the last stage
-    gradients: Gradients | None = None  # kept from I to W
 
 
 class _Enter(torch.autograd.Function):
@@ -62,9 +62,16 @@ class StageRunner:
     """
 
     def __init__(
-        self, *, module: nn.Module, loss_fn: LossFunction | None, loss_weight: float
+        self,
+        *,
+        module: nn.Module,
+        loss_fn: LossFunction | None,
+        loss_weight: float,
+        split: SplitBackward | None = None,
     ) -> None:
+        """split: the queues of a stage of which any backward is split."""
         self.module = module
+        self.split = split
         self._loss_fn, self._loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
@@ -84,6 +91,24 @@ class StageRunner:
         they arrived; those that want a gradient get it in `backward`.
         """
         arguments = value if isinstance(value, tuple) else (value,)
+        split = self.split if train else None
+        if split is None or microbatch not in split.microbatches:
+            return self._run(microbatch, arguments, leaves, kwargs, target, train=train)
+        with split.forward(microbatch):
+            result = self._run(microbatch, arguments, leaves, kwargs, target, train=train)
+        split.search(microbatch, self._ways_back[microbatch].edges)
+        return result
+
+    def _run(
+        self,
+        microbatch: int,
+        arguments: tuple[Any, ...],
+        leaves: Sequence[torch.Tensor],
+        kwargs: dict[str, Any],
+        target: Any,
+        *,
+        train: bool,
+    ) -> Any:
         output = self.module(*arguments, **kwargs)
         if self._loss_fn is None:
             results = [output] if isinstance(output, torch.Tensor) else flatten(output)[1]
@@ -127,39 +152,35 @@ class StageRunner:
         last stage. Everything held for the microbatch is freed.
         """
         way_back = self._ways_back.pop(microbatch)
-        self._run_back(way_back, gradients, inputs=None, keep_graph=False)
+        self._run_back(way_back, gradients)
         return _take_gradients(way_back.leaves)
 
     def backward_input(self, microbatch: int, gradients: Gradients | None) -> Gradients:
-        """Input-gradient half (I): as `backward`, but the parameters wait for `backward_weight`."""
-        way_back = self._ways_back[microbatch]
-        way_back.gradients = gradients
-        if way_back.leaves:
-            self._run_back(way_back, gradients, inputs=way_back.leaves, keep_graph=True)
-        return _take_gradients(way_back.leaves)
+        """Input-gradient half (I): as `backward`, but the weights of products wait for W."""
+        assert self.split is not None
+        with self.split.input_half(microbatch):
+            return self.backward(microbatch, gradients)
 
     def backward_weight(self, microbatch: int) -> None:
-        """Weight-gradient half (W): adds to the parameters' .grad and frees the microbatch.
+        """Weight-gradient half (W): adds what waited to the parameters' .grad, and frees it."""
+        assert self.split is not None
+        self.split.weight_half(microbatch)
 
-        Right, but slow: it walks the way back a second time, so that I + W cost about one I more
-        than a full backward, and hooks on activations inside the stage fire twice.
-        """
-        way_back = self._ways_back.pop(microbatch)
-        weights = [p for p in self.module.parameters() if p.requires_grad]
-        if weights:
-            self._run_back(way_back, way_back.gradients, inputs=weights, keep_graph=False)
+    def waiting(self, microbatch: int) -> Iterator[torch.Tensor]:
+        """The tensors that wait between I and W."""
+        assert self.split is not None
+        return self.split.held(microbatch)
 
     def reset(self) -> None:
         """Forget every live microbatch: a failed step leaves nothing behind."""
         self._ways_back.clear()
+        if self.split is not None:
+            self.split.reset()
 
     def _run_back(
         self,
         way_back: _WayBack,
         gradients: Gradients | None,
-        *,
-        inputs: Sequence[torch.Tensor] | None,
-        keep_graph: bool,
     ) -> None:
         edges = way_back.edges
         if way_back.loss is not None:  # d(step's loss) / d(this microbatch's loss)
@@ -169,7 +190,7 @@ class StageRunner:
             used = [(e, g) for e, g in zip(edges, gradients, strict=True) if g is not None]
             edges, gradients = [edge for edge, _ in used], [gradient for _, gradient in used]
         if edges:
-            _run_engine(edges, gradients, inputs=inputs, keep_graph=keep_graph)
+            _run_engine(edges, gradients)
 
 
 def _edge_of(tensor: torch.Tensor) -> GradientEdge:
@@ -184,9 +205,6 @@ def _edge_of(tensor: torch.Tensor) -> GradientEdge:
 def _run_engine(
     edges: Sequence[GradientEdge],
     gradients: Gradients,
-    *,
-    inputs: Sequence[torch.Tensor] | None,
-    keep_graph: bool,
 ) -> None:
     """What torch.autograd.backward comes to.
 
@@ -195,14 +213,14 @@ def _run_engine(
     CUDA's backward has.
     """
     if gradients[0] is not None and gradients[0].is_cuda:
-        torch.autograd.backward(edges, gradients, inputs=inputs, retain_graph=keep_graph)
+        torch.autograd.backward(edges, gradients)
         return
     torch.autograd.Variable._execution_engine.run_backward(
         tuple(edges),
         tuple(gradients),
-        keep_graph,
+        False,  # keep_graph
         False,  # create_graph
-        tuple(inputs or ()),
+        (),  # inputs: all
         allow_unreachable=True,
         accumulate_grad=True,
     )

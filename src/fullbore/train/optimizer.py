@@ -1,7 +1,8 @@
 """AdamW over one rank's stages, with 32-bit main weights where the stages keep 16-bit ones.
 
-Weights go by the names that the whole model gives them, so a checkpoint fits any cut. Vectors
-(norms, biases) are not decayed, as in Megatron.
+Gradients of 16-bit weights come in 32 bits where the pipeline keeps `main_grad`. Weights go by the
+names that the whole model gives them, so a checkpoint fits any cut. Vectors (norms, biases) are not
+decayed, as in Megatron.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fullbore.runtime import gradient_of, set_gradient
 from fullbore.train.settings import TrainSettings
 from fullbore.train.stages import Stage
 
@@ -81,7 +83,8 @@ class Optimizer:
             group["lr"] = lr
         for weight, main in self._pairs():
             if main is not weight:
-                main.grad = None if weight.grad is None else weight.grad.float()
+                gradient = gradient_of(weight)
+                main.grad = None if gradient is None else gradient.float()
         self._adamw.step()
         self.refresh()
         self._adamw.zero_grad()
@@ -97,7 +100,7 @@ class Optimizer:
     def drop_gradients(self) -> None:
         """Forget the gradients."""
         for weight, _ in self._pairs():
-            weight.grad = None
+            set_gradient(weight, None)
 
     def state(self) -> dict[str, Tensor]:
         """Main weights and moments by global names, the tensors themselves: read into them."""
