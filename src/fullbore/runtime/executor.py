@@ -20,6 +20,7 @@ from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
 from fullbore.runtime.layout import Layout, flatten, gradient_layout, unflatten
 from fullbore.runtime.links import IncomingLink, OutgoingLink
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
+from fullbore.runtime.replicas import Edges, watch_last_backwards
 from fullbore.runtime.stage import Gradients, StageRunner, as_leaves, enter
 from fullbore.verify import LinkUse, window
 
@@ -40,6 +41,7 @@ class Batch:
     train: bool
     return_outputs: bool
     rows: int | None = None  # of the tensors that were split, where that is known
+    counts: list[float] = field(default_factory=list)  # where the last stage is, with count_fn
     losses: dict[int, torch.Tensor] = field(default_factory=dict)  # filled where the last stage is
     outputs: dict[int, Any] = field(default_factory=dict)
 
@@ -77,7 +79,8 @@ class Executor:
     """Runs the program of one rank; made once for a schedule.
 
     schedule: with sends and receives in place. outgoing, incoming: links by peer rank. uses: what
-    the schedule asks of this rank's links. overlap: whether sends return at once.
+    the schedule asks of this rank's links. overlap: whether sends return at once. edges: what is
+    to be told about the ends of the stages' ways back.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Executor:
         uses: Sequence[LinkUse],
         device: torch.device,
         overlap: bool,
+        edges: Edges | None = None,
     ) -> None:
         self._schedule, self._runners = schedule, runners
         self._outgoing, self._incoming = outgoing, incoming
@@ -99,6 +103,8 @@ class Executor:
         self._device, self._overlap = device, overlap
         self.actions = tuple(schedule.programs[rank])
         self._operations = [self._bind(action) for action in self.actions]
+        if edges is not None:
+            watch_last_backwards(self.actions, self._operations, edges)
         self._first_message = next(
             (i for i, a in enumerate(self.actions) if a.kind in COMMUNICATION_KINDS),
             len(self.actions),

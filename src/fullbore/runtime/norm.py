@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fullbore.runtime.control import Control
 
@@ -14,7 +15,7 @@ __all__ = ["clip_grad_norm"]
 
 def clip_grad_norm(
     control: Control,
-    parameters: Iterable[nn.Parameter],
+    parameters: Sequence[nn.Parameter],
     *,
     counted: Iterable[nn.Parameter],
     max_norm: float,
@@ -22,14 +23,30 @@ def clip_grad_norm(
     """Scale this rank's gradients so that the 2-norm of all ranks' is at most max_norm.
 
     parameters: all of this rank. counted: those whose gradient enters the norm here (a tied
-    weight enters at one rank only). Returns the norm before clipping, the same on every rank.
+    weight, or one that replicas have copies of, enters at one rank only; of a sharded one each
+    rank's shard). Returns the norm before clipping, the same on every rank.
     """
     squares = [
-        torch.linalg.vector_norm(p.grad, dtype=torch.float64) ** 2
-        for p in counted
-        if p.grad is not None
+        torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
+        for gradient in _gradients(counted)
     ]
     here = float(torch.stack(squares).sum()) if squares else 0.0
     norm = float(control.total([here])[0] ** 0.5)
-    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(norm))
+    plain = [p for p in parameters if not isinstance(p, DTensor)]
+    torch.nn.utils.clip_grads_with_norm_(plain, max_norm, torch.tensor(norm))
+    _scale_shards([p for p in parameters if isinstance(p, DTensor)], max_norm, norm)
     return norm
+
+
+@torch.no_grad()
+def _scale_shards(parameters: Iterable[nn.Parameter], max_norm: float, norm: float) -> None:
+    """As torch.nn.utils.clip_grads_with_norm_, which takes no number for sharded gradients."""
+    coefficient = torch.clamp(max_norm / (torch.tensor(norm) + 1e-6), max=1.0)
+    for gradient in _gradients(parameters):
+        gradient.mul_(coefficient.to(gradient.device))
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    """The gradients that are here; of a sharded one the shard."""
+    found = [p.grad for p in parameters if p.grad is not None]
+    return [g.to_local() if isinstance(g, DTensor) else g for g in found]

@@ -17,9 +17,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from fullbore.errors import PipelineError
 from fullbore.runtime.layout import Layout, flatten
 
-__all__ = ["Gradients", "LossFunction", "StageRunner", "as_leaves", "enter"]
+__all__ = ["CountFunction", "Gradients", "LossFunction", "StageRunner", "as_leaves", "enter"]
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
+CountFunction = Callable[[Any], float | torch.Tensor]
 Gradients = list[torch.Tensor | None]
 
 
@@ -62,14 +63,15 @@ def as_leaves(layout: Layout, tensors: Sequence[torch.Tensor | None]) -> list[to
 class StageRunner:
     """Runs one stage's module and holds what its live microbatches need for their backward.
 
-    Not thread-safe; one microbatch at a time. `loss_fn` belongs to the last stage.
+    Not thread-safe; one microbatch at a time. `loss_fn` belongs to the last stage, and so does
+    `loss_weight`, the step's loss derived by that of one microbatch; it may change between steps.
     """
 
     def __init__(
         self, *, module: nn.Module, loss_fn: LossFunction | None, loss_weight: float
     ) -> None:
         self.module = module
-        self._loss_fn, self._loss_weight = loss_fn, loss_weight
+        self._loss_fn, self.loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
     def forward(
@@ -155,7 +157,7 @@ class StageRunner:
     ) -> None:
         if gradients is None:  # the last stage: d(step's loss) / d(this microbatch's loss)
             gradients = [
-                torch.full(shape, self._loss_weight, dtype=dtype, device=device)
+                torch.full(shape, self.loss_weight, dtype=dtype, device=device)
                 for shape, dtype, device in way_back.shapes
             ]
         used = [(e, g) for e, g in zip(way_back.edges, gradients, strict=True) if g is not None]
