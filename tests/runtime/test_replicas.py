@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import replica_jobs as jobs
+import sharded_jobs as sharded
 import torch
-from ranks import run_ranks
+from ranks import run_outcomes, run_ranks
 
 SPLIT = ("split", 3, None)  # I and W: PEERS 4
 
@@ -71,3 +72,49 @@ def test_tied_weights_and_clipping_over_both_dimensions(case: Any) -> None:
         assert found["norms"] == everyone[0]["norms"]
         assert found["norms"] == pytest.approx(found["alone"], rel=1e-4)
         assert found["off"] < 1e-4
+
+
+def test_zero_1_by_torch_is_plain_adamw_to_the_bit() -> None:
+    everyone = run(sharded.zero_1, 2, 2, ("1f1b", 3, None))
+    assert all(found["equal"] for found in everyone)
+    for pair in (everyone[::2], everyone[1::2]):
+        shards, whole = zip(*(found["held"] for found in pair), strict=True)
+        assert sum(shards) == whole[0] == whole[1]
+        assert max(shards) < 0.6 * whole[0]
+
+
+def test_fsdp_stages_gather_and_reduce_once_a_step() -> None:
+    cases = [("gpipe", 3, None), ("1f1b", 3, None), ("interleaved", 4, 2)]
+    for found in run(sharded.fsdp_stages, 2, 2, cases):
+        for one in found:
+            assert one["calls"] == [(one["units"], one["units"])] * 4, one
+            assert one["norms"] == pytest.approx(one["alone"], rel=1e-5)
+            assert one["loss"] == pytest.approx(one["expected"], rel=1e-6)
+            assert one["evaluated"] == pytest.approx(one["expected"], rel=1e-6)
+            assert one["off"] < 1e-5
+
+
+def test_fsdp_stages_are_refused_where_they_would_be_wrong() -> None:
+    for split, tied, no_mesh in run(sharded.fsdp_refused, 2, 2):
+        assert "stage 0 is sharded by fully_shard" in split and "I and W" in split
+        assert "tied weights" in tied
+        assert 'use fully_shard(module, mesh=mesh["dp"])' in no_mesh
+
+
+@pytest.mark.parametrize("where", ["action", "reduction"])
+def test_a_failure_in_one_replica_reaches_every_rank(where: str) -> None:
+    everyone = run(jobs.fails, 2, 2, ("1f1b", 3, None), where)
+    for found in everyone:
+        assert found["said"] == everyone[0]["said"]
+        assert found["said"].startswith("rank 3 failed in 1")  # a rank of the default group
+        assert ("on purpose" if where == "action" else "use sparse=False") in found["said"]
+        assert found["took_s"] < 5
+        assert found["off"] <= 1e-6
+
+
+def test_a_rank_that_is_killed_is_named_in_every_replica() -> None:
+    outcomes = run_outcomes(jobs.dies, 4, 2, 2, ("1f1b", 3, None))
+    assert outcomes[2].died == -9
+    for outcome in (outcomes[0], outcomes[1], outcomes[3]):
+        assert outcome.value is not None, outcome.trace
+        assert "rank 2 failed" in outcome.value and "died without a word" in outcome.value

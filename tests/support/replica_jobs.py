@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import cross_entropy
 
+from fullbore.errors import FullboreError
 from fullbore.ir import Schedule
 from fullbore.runtime import Pipeline
 
@@ -256,3 +260,58 @@ def one_after_another(
 ) -> list[Any]:
     """Several jobs in the same processes."""
     return [job(rank, replicas, ranks, *args) for job, args in jobs]
+
+
+class Fails(Exception):
+    """On purpose."""
+
+
+def fails(rank: int, replicas: int, ranks: int, case: Case, where: str) -> Found:
+    """One rank of one replica fails in an action or in reducing; then all step again."""
+    mesh, schedule = mesh_of(replicas, ranks), make(case, ranks)
+    s = Replicated(mesh, schedule, block_stages(schedule.stages))
+    x, y = batch(2 * s.m * replicas)
+    s.step(x, y)
+    s.zero()
+    victim = s.mine[schedule.placement.stages_of(s.pipe.rank)[0]]
+    hooks = []
+
+    def fail(*_: Any) -> None:
+        raise Fails("on purpose")
+
+    if rank == replicas * ranks - 1 and where == "action":
+        hooks.append(victim.register_forward_pre_hook(fail))
+    if rank == replicas * ranks - 1 and where == "reduction":
+        sparse = torch.ones(WIDTH).to_sparse()
+
+        def spoil(weight: torch.Tensor) -> None:
+            weight.grad = sparse
+
+        hooks.append(victim.twice.register_post_accumulate_grad_hook(spoil))
+    begun_s = time.monotonic()
+    try:
+        s.step(x, y)
+        said = "nothing was raised"
+    except FullboreError as error:
+        said = str(error)
+    took_s = time.monotonic() - begun_s
+    for hook in hooks:
+        hook.remove()
+    s.zero()
+    s.step(x, y), s.expect(x, y)
+    return {"said": said, "took_s": took_s, "off": s.off()}
+
+
+def dies(rank: int, replicas: int, ranks: int, case: Case) -> str:
+    """The first rank of the last replica is killed in a step."""
+    mesh, schedule = mesh_of(replicas, ranks), make(case, ranks)
+    s = Replicated(mesh, schedule, block_stages(schedule.stages))
+    x, y = batch(2 * s.m * replicas)
+    s.step(x, y)
+    if rank == (replicas - 1) * ranks:
+        s.mine[0].register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        s.step(x, y)
+    except FullboreError as error:
+        return str(error)
+    return "nothing was raised"

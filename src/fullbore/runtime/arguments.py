@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.device_mesh import DeviceMesh
 
 from fullbore.errors import FullboreError, PipelineError
 from fullbore.ir import Schedule
@@ -19,6 +19,9 @@ from fullbore.runtime.session import Setup
 from fullbore.runtime.sharded import objection_to_shards
 from fullbore.runtime.tied import find_copies
 from fullbore.runtime.wiring import Rendezvous, Wiring
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["agree_on_arguments", "meet"]
 

@@ -15,13 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from fullbore.errors import PipelineError
 from fullbore.ir import Schedule
@@ -40,10 +38,14 @@ from fullbore.runtime.recorder import (
     clock_offset_s,
 )
 from fullbore.runtime.session import Session, Setup
+from fullbore.runtime.sharded import is_sharded
 from fullbore.runtime.stage import CountFunction, LossFunction
 from fullbore.runtime.wiring import Wiring, pairs_of
 from fullbore.timeline import Timeline
 from fullbore.verify import check, links
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Pipeline", "StepResult"]
 
@@ -241,7 +243,7 @@ class Pipeline:
         copies = {id(copy) for weight in session.tied for copy in weight.copies}
         owned = {id(weight.copies[0]) for weight in session.tied if weight.owner}
         once = [p for p in parameters if id(p) not in copies or id(p) in owned]
-        return [p for p in once if isinstance(p, DTensor) or self.replica == 0]
+        return [p for p in once if is_sharded(p) or self.replica == 0]
 
     @property
     def rank(self) -> int:

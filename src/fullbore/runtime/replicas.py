@@ -15,12 +15,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from fullbore.errors import PipelineError
 from fullbore.ir import Action, Kind
 from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.device import Group
+from fullbore.runtime.sharded import is_sharded
 
 __all__ = ["Earlier", "Edges", "Replicas", "completion_order", "watch_last_backwards"]
 
@@ -152,7 +152,7 @@ class Replicas:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         tensors = [t for m in self._stages.values() for t in (*m.parameters(), *m.buffers())]
-        for tensor in {id(t): t for t in tensors if not isinstance(t, DTensor)}.values():
+        for tensor in {id(t): t for t in tensors if not is_sharded(t)}.values():
             value = tensor.detach().contiguous()
             self._wait(self._try(partial(self._group.broadcast, [value], options)))
             if value.data_ptr() != tensor.data_ptr():
@@ -211,7 +211,7 @@ class Replicas:
 
     def _plain_weights(self) -> list[nn.Parameter]:
         weights = (p for stage in self._order for p in self._stages[stage].parameters())
-        return [p for p in {id(p): p for p in weights}.values() if not isinstance(p, DTensor)]
+        return [p for p in {id(p): p for p in weights}.values() if not is_sharded(p)]
 
     def _plan(self) -> dict[int, list[_Bucket]]:
         """The buckets of each stage; each weight belongs to the last of its stages."""

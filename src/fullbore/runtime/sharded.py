@@ -7,15 +7,35 @@ one sums gradients: one gather and one reduction a step and sharded module.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
+import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from fullbore.ir import Kind, Schedule
 
-__all__ = ["ShardedStages", "objection_to_shards"]
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["ShardedStages", "is_sharded", "objection_to_shards"]
+
+
+def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is spread over ranks.
+
+    What made it has imported its class, which takes a second and is not done here for nothing.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _is_unit(module: nn.Module) -> TypeGuard[FSDPModule]:
+    """Whether `fully_shard` was called on a module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 class ShardedStages:
@@ -23,8 +43,7 @@ class ShardedStages:
 
     def __init__(self, stages: Mapping[int, nn.Module]) -> None:
         self._units = {
-            stage: [m for m in module.modules() if isinstance(m, FSDPModule)]
-            for stage, module in stages.items()
+            stage: [m for m in module.modules() if _is_unit(m)] for stage, module in stages.items()
         }
         for units in self._units.values():
             for unit in units:
@@ -60,8 +79,8 @@ def objection_to_shards(
 ) -> str | None:
     """What is wrong with sharded stages, or None."""
     for stage, module in stages.items():
-        shards = [p for p in module.parameters() if isinstance(p, DTensor)]
-        sharded = any(isinstance(m, FSDPModule) for m in module.modules())
+        shards = [p for p in module.parameters() if is_sharded(p)]
+        sharded = any(map(_is_unit, module.modules()))
         sizes = {p.device_mesh.size() for p in shards}
         if shards and not sharded:
             return (

@@ -11,16 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.device_mesh import DeviceMesh
 
 from fullbore.errors import PipelineError
 from fullbore.ir import Schedule
 from fullbore.runtime.control import Control
 from fullbore.runtime.device import Group, Side
 from fullbore.runtime.links import IncomingLink, OutgoingLink
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Rendezvous", "Wiring", "pairs_of"]
 
