@@ -220,6 +220,17 @@ class Pipeline:
         with session.together("clip_grad_norm"):
             return clip_grad_norm(session.world, parameters, counted=counted, max_norm=max_norm)
 
+    def spread(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Give replicas the values that others of them hold, as ZeRO-1 does after its step.
+
+        tensors: of each replica [D], those whose values it has; filled on the others. Every rank
+        calls, and its replicas with tensors of the same shapes and types.
+        """
+        session = self._living_session()
+        with session.together("giving weights to the other replicas"):
+            if session.replicas is not None:
+                session.replicas.spread(tensors)
+
     def close(self) -> None:
         """Let go of links and threads; the pipeline cannot step any more."""
         self._closed = True

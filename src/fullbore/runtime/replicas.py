@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ _ALIGNED_BYTES = 64
 _WAY_BACK = (Kind.B, Kind.I, Kind.W, Kind.SEND_B)
 
 _Operation = Callable[[], None]
+_AnyTensor = TypeVar("_AnyTensor", bound=torch.Tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +151,26 @@ class Replicas:
     @torch.no_grad()
     def equalize(self) -> None:
         """Give the weights and buffers of all replicas the values of the first one."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
         tensors = [t for m in self._stages.values() for t in (*m.parameters(), *m.buffers())]
-        for tensor in {id(t): t for t in tensors if not is_sharded(t)}.values():
-            value = tensor.detach().contiguous()
-            self._wait(self._try(partial(self._group.broadcast, [value], options)))
-            if value.data_ptr() != tensor.data_ptr():
-                tensor.copy_(value)
+        self.spread([list({id(t): t for t in tensors if not is_sharded(t)}.values())])
+
+    @torch.no_grad()
+    def spread(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Fill each replica's tensors, of which there is a list for each, on all others."""
+        travelling: list[tuple[list[torch.Tensor], torch.Tensor, dist.Work]] = []
+        for owner, held in enumerate(tensors):
+            options = dist.BroadcastOptions()
+            options.rootRank = owner
+            for same in _by_type(held):
+                flat = torch.cat([tensor.detach().flatten() for tensor in same])
+                work = self._try(partial(self._group.broadcast, [flat], options))
+                travelling.append((same, flat, work))
+        for same, flat, work in travelling:
+            self._wait(work)
+            for tensor, part in zip(
+                same, torch.split(flat, [t.numel() for t in same]), strict=True
+            ):
+                tensor.copy_(part.view(tensor.shape))
 
     def total(self, value: float, device: torch.device) -> float:
         """The sum of a number over the replicas, the same on all of them."""
@@ -252,9 +266,19 @@ class Replicas:
             raise PeerLostError(self._peers, str(error)) from error
 
 
-def _portions(parameters: Sequence[nn.Parameter], itemsize: int) -> list[list[nn.Parameter]]:
+def _by_type(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Portions of tensors of one type, each of about a bucket's size."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    return [
+        portion for dtype, same in by_dtype.items() for portion in _portions(same, dtype.itemsize)
+    ]
+
+
+def _portions(parameters: Sequence[_AnyTensor], itemsize: int) -> list[list[_AnyTensor]]:
     """The parameters in order, in portions of about a bucket's size."""
-    portions: list[list[nn.Parameter]] = []
+    portions: list[list[_AnyTensor]] = []
     filled = _BUCKET_BYTES
     for parameter in parameters:
         size = parameter.numel() * itemsize
