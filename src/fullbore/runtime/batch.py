@@ -26,6 +26,7 @@ class Batch:
     train: bool
     return_outputs: bool
     rows: int | None = None  # of the tensors that were split, where that is known
+    counts: list[float] = field(default_factory=list)  # where the last stage is, with count_fn
     losses: dict[int, torch.Tensor] = field(default_factory=dict)  # filled where the last stage is
     outputs: dict[int, Any] = field(default_factory=dict)
 

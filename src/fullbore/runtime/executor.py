@@ -16,6 +16,7 @@ from fullbore.runtime.layout import Layout
 from fullbore.runtime.links import IncomingLink, OutgoingLink
 from fullbore.runtime.operations import Operations, StepState
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
+from fullbore.runtime.replicas import Edges, watch_last_backwards
 from fullbore.runtime.stage import StageRunner
 from fullbore.verify import LinkUse, window
 
@@ -26,7 +27,8 @@ class Executor:
     """Runs the program of one rank; made once for a schedule.
 
     schedule: with sends and receives in place. outgoing, incoming: links by peer rank. uses: what
-    the schedule asks of this rank's links. overlap: whether sends return at once.
+    the schedule asks of this rank's links. overlap: whether sends return at once. edges: what is
+    to be told about the ends of the stages' ways back.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Executor:
         uses: Sequence[LinkUse],
         device: torch.device,
         overlap: bool,
+        edges: Edges | None = None,
     ) -> None:
         self._schedule, self._runners = schedule, runners
         self._outgoing, self._incoming = outgoing, incoming
@@ -65,6 +68,8 @@ class Executor:
             overlap=overlap,
         )
         self._operations = [self._bound.bind(i, action) for i, action in enumerate(self.actions)]
+        if edges is not None:
+            watch_last_backwards(self.actions, self._operations, edges)
         self._expected: dict[int, list[Layout | None]] = {}
         self._prepared_for: object = None
         self.at = 0  # index of the action in hand

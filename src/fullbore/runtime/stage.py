@@ -18,9 +18,17 @@ from fullbore.errors import PipelineError
 from fullbore.runtime.layout import flatten
 from fullbore.runtime.split import SplitBackward
 
-__all__ = ["Gradients", "LossFunction", "StageRunner", "guarded", "was_changed"]
+__all__ = [
+    "CountFunction",
+    "Gradients",
+    "LossFunction",
+    "StageRunner",
+    "guarded",
+    "was_changed",
+]
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
+CountFunction = Callable[[Any], float | torch.Tensor]
 Gradients = list[torch.Tensor | None]
 
 
@@ -58,7 +66,8 @@ def was_changed(given: Sequence[torch.Tensor]) -> bool:
 class StageRunner:
     """Runs one stage's module and holds what its live microbatches need for their backward.
 
-    Not thread-safe; one microbatch at a time. `loss_fn` belongs to the last stage.
+    Not thread-safe; one microbatch at a time. `loss_fn` belongs to the last stage, and so does
+    `loss_weight`, the step's loss derived by that of one microbatch; it may change between steps.
     """
 
     def __init__(
@@ -72,7 +81,7 @@ class StageRunner:
         """split: the queues of a stage of which any backward is split."""
         self.module = module
         self.split = split
-        self._loss_fn, self._loss_weight = loss_fn, loss_weight
+        self._loss_fn, self.loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
     def forward(
@@ -184,7 +193,7 @@ class StageRunner:
     ) -> None:
         edges = way_back.edges
         if way_back.loss is not None:  # d(step's loss) / d(this microbatch's loss)
-            gradients = [torch.full_like(way_back.loss, self._loss_weight)] if edges else []
+            gradients = [torch.full_like(way_back.loss, self.loss_weight)] if edges else []
         assert gradients is not None
         if any(gradient is None for gradient in gradients):
             used = [(e, g) for e, g in zip(edges, gradients, strict=True) if g is not None]
