@@ -169,7 +169,7 @@ class Session:
     ) -> tuple[float | None, float]:
         """Run a batch; returns its loss, the same on every rank, and the seconds it took."""
         with self.together("agreeing on the step"):
-            agree = self._begin_to_agree(batch)
+            agree = self._begin_to_agree(batch, meter)
         begun_s = time.perf_counter()
         executor = self._executors[batch.train]
         try:
@@ -220,7 +220,7 @@ class Session:
             for weight in self.tied:
                 weight.reduce()
 
-    def _begin_to_agree(self, batch: Batch) -> Callable[[], Learnt]:
+    def _begin_to_agree(self, batch: Batch, meter: ActivationMeter | None) -> Callable[[], Learnt]:
         """Give the microbatches' signatures numbers that all ranks know; forget if any rank must.
 
         Layouts follow from the inputs' shapes, which the first stage's rank sees, and from
@@ -236,6 +236,9 @@ class Session:
                 for value, kwargs in zip(batch.inputs, batch.kwargs, strict=True)
             ]
             numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
+            batch.signatures = numbers
+        if changed and meter is not None:
+            meter.forget()
         rows = [float(batch.rows or 0) if self._setup.holds(stage) else 0.0 for stage in (0, -1)]
         wait = self.control.begin_total([*numbers, float(changed), *rows])
 
@@ -245,6 +248,8 @@ class Session:
             batch.signatures = [int(number) for number in agreed]
             if changes:
                 self._learnt = Learnt()
+            if changes > changed and meter is not None:  # elsewhere, too
+                meter.forget()
             return self._learnt
 
         return agree
