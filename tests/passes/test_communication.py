@@ -16,12 +16,16 @@ from making import (
     random_schedule,
     runs,
     schedule_of,
-    split_backward,
     takes_in_order,
 )
 
 from fullbore.ir import Action, Kind, Schedule
-from fullbore.passes import PASSES, insert_communication, strip_communication
+from fullbore.passes import (
+    PASSES,
+    insert_communication,
+    split_backward,
+    strip_communication,
+)
 from fullbore.schedules import build, gpipe, interleaved, one_f_one_b
 
 random_schedules = st.builds(
@@ -146,4 +150,4 @@ def test_the_list_of_passes_makes_a_runnable_schedule_of_any() -> None:
                 assert step.name
                 assert step.summary
                 made = step.apply(made)
-            assert made == insert_communication(schedule)
+            assert made == insert_communication(split_backward(schedule))

@@ -37,24 +37,6 @@ def schedule_of(*rows: str, placement: Iterable[int], microbatches: int) -> Sche
     )
 
 
-def split_backward(schedule: Schedule, *, delay: int) -> Schedule:
-    """Every B as an I, and its W after `delay` more actions (or at the end)."""
-
-    def split(actions: list[Action]) -> list[Action]:
-        made: list[Action] = []
-        due: list[tuple[int, Action]] = []
-        for step, action in enumerate(actions):
-            made += [w for at, w in due if at <= step]
-            due = [(at, w) for at, w in due if at > step]
-            if action.kind == B:
-                due.append((step + 1 + delay, replace(action, kind=W)))
-                action = replace(action, kind=I)
-            made.append(action)
-        return made + [w for _, w in due]
-
-    return with_programs(schedule, map(split, programs_of(schedule)))
-
-
 def needs_of(action: Action, schedule: Schedule, present: set[Action]) -> list[Action]:
     """What an action needs, by the definition of a pipeline: the tests' own, for comparison."""
 

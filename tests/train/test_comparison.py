@@ -41,6 +41,7 @@ class Fake:
             timeline=ran(self.schedule),
             peak_activation_bytes=(10 * number, 40 - 10 * number),
             stage_activation_bytes=(5, 6),
+            stage_held_bytes=None,
         )
 
     def close(self) -> None:

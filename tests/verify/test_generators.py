@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import random_schedule, runs, split_backward
+from making import random_schedule, runs
 
 from fullbore.ir import Schedule
-from fullbore.passes import insert_communication
+from fullbore.passes import insert_communication, split_backward
 from fullbore.schedules import FAMILIES, Family, build
 from fullbore.verify import check, links, verify
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from making import schedule_of, split_backward
+from making import schedule_of
 
 from fullbore.errors import ScheduleError, VerificationError
 from fullbore.ir import Placement, Program, Schedule
-from fullbore.passes import insert_communication
+from fullbore.passes import insert_communication, split_backward
 from fullbore.schedules import gpipe, interleaved, one_f_one_b
 from fullbore.verify import MOST_PER_RULE, RULES, check, report, verify
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import Action, programs_of, random_schedule, runs, split_backward, with_programs
+from making import Action, programs_of, random_schedule, runs, with_programs
 
 from fullbore.ir import Kind, Schedule
-from fullbore.passes import insert_communication
+from fullbore.passes import insert_communication, split_backward
 from fullbore.schedules import build, gpipe, interleaved, looped_bfs, one_f_one_b
 from fullbore.verify import Violation, verify
 

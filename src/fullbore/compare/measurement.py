@@ -78,7 +78,8 @@ class Measurement:
     step lasts from its batch to the last rank's optimizer. losses: of all steps, warm-up included;
     empty where there is none. held_out_before, held_out_after: mean loss on text that is not
     trained on. peak_activation_bytes: [P], the most of all measured steps.
-    stage_activation_bytes: [S], what one microbatch's forward keeps. complete: False where the
+    stage_activation_bytes: [S], what one microbatch's forward keeps. stage_held_bytes: [S], what
+    waits for it between I and W; None where no backward is split. complete: False where the
     run was stopped before its last step.
     """
 
@@ -90,6 +91,7 @@ class Measurement:
     held_out_after: float | None = None
     peak_activation_bytes: tuple[int, ...] | None = None
     stage_activation_bytes: tuple[int, ...] | None = None
+    stage_held_bytes: tuple[int, ...] | None = None
     complete: bool = True
 
     @property

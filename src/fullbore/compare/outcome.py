@@ -58,6 +58,7 @@ def assess(measurement: Measurement, setting: Setting) -> Outcome:
         measurement.timelines,
         schedule,
         activation_bytes=measurement.stage_activation_bytes,
+        input_grad_held_bytes=measurement.stage_held_bytes,
         message_bytes=setting.message_bytes,
         overlap=setting.overlap,
     )
@@ -107,4 +108,5 @@ def _curves(timeline: Timeline, measurement: Measurement) -> tuple[Curve, ...]:
         timeline,
         measurement.schedule,
         held_after_forward=measurement.stage_activation_bytes,
+        held_after_input_grad=measurement.stage_held_bytes,
     )

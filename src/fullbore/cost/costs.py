@@ -33,8 +33,8 @@ class StageCosts(BaseModel):
 
     forward_s, backward_s: T_F and T_B, seconds. input_grad_s, weight_grad_s: T_I and T_W, both or
     neither; backward_s is their sum where it is not given.
-    activation_bytes: held from the start of the forward. input_grad_held_bytes: what of it a split
-    backward still holds between I and W.
+    activation_bytes: held from the start of the forward. input_grad_held_bytes: held instead
+    between I and W of a split backward, inputs and output gradients of products; that may be more.
     """
 
     model_config = _STRICT
@@ -61,10 +61,8 @@ class StageCosts(BaseModel):
     def _check(self) -> Self:
         if (self.input_grad_s is None) != (self.weight_grad_s is None):
             raise ValueError("give input_grad_s and weight_grad_s together, or neither")
-        if self.input_grad_held_bytes is not None and (
-            self.activation_bytes is None or self.input_grad_held_bytes > self.activation_bytes
-        ):
-            raise ValueError("input_grad_held_bytes is a part of activation_bytes: at most that")
+        if self.input_grad_held_bytes is not None and self.activation_bytes is None:
+            raise ValueError("input_grad_held_bytes takes the place of activation_bytes: give both")
         return self
 
     @property

@@ -41,6 +41,7 @@ def costs_of(
     schedule: Schedule,
     *,
     activation_bytes: Sequence[float] | None = None,
+    input_grad_held_bytes: Sequence[float] | None = None,
     message_bytes: float = 0.0,
     overlap: bool = True,
 ) -> Costs:
@@ -50,7 +51,8 @@ def costs_of(
     whose receiver was waiting (0 where none was); it holds the transfer, so no bandwidth is given.
     overhead_s is the mean over compute actions of a step, and of steps the median: a step is the
     sum of its actions, while one disturbed step should not count.
-    activation_bytes: [S], what one microbatch's forward of a stage keeps. message_bytes: of one
+    activation_bytes: [S], what one microbatch's forward of a stage keeps. input_grad_held_bytes:
+    [S], what is held for it between I and W. message_bytes: of one
     message, for the record. overlap: False where each send held its rank up.
 
     Raises CostsError where there is no step, or a stage that a step never ran.
@@ -63,9 +65,12 @@ def costs_of(
     leads = [step.leads_s(hop_s, overlap=overlap) for step in steps]
     overhead_s = float(np.median([lead.mean() if len(lead) else 0.0 for lead in leads]))
     stages = [_stage_times(timelines, stage) for stage in range(schedule.stages)]
-    if activation_bytes is not None:
-        for stage, held in zip(stages, activation_bytes, strict=True):
-            stage["activation_bytes"] = float(held)
+    for name, sizes in (
+        ("activation_bytes", activation_bytes),
+        ("input_grad_held_bytes", input_grad_held_bytes),
+    ):
+        for stage, size in zip(stages, sizes or (), strict=sizes is not None):
+            stage[name] = float(size)
     return Costs.parse(
         {
             "stages": stages,

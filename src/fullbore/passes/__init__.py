@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from fullbore.ir import Schedule
 from fullbore.passes.communication import insert_communication, strip_communication
 from fullbore.passes.forward_only import forward_only
+from fullbore.passes.split import split_backward
 
-__all__ = ["PASSES", "Pass", "forward_only", "insert_communication", "strip_communication"]
+__all__ = [
+    "PASSES",
+    "Pass",
+    "forward_only",
+    "insert_communication",
+    "split_backward",
+    "strip_communication",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +29,18 @@ class Pass:
     apply: Callable[[Schedule], Schedule]
 
 
-# In the order in which a schedule that a generator made goes through them on its way to a
+# In the order in which a schedule that a generator made may go through them on its way to a
 # runtime; each leaves alone what has nothing for it to do.
 PASSES: tuple[Pass, ...] = (
     Pass(
         name="strip-communication",
         summary="leave compute actions only",
         apply=strip_communication,
+    ),
+    Pass(
+        name="split-backward",
+        summary="split every backward into its input-gradient and weight-gradient halves",
+        apply=split_backward,
     ),
     Pass(
         name="insert-communication",

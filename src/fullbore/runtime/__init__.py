@@ -1,6 +1,17 @@
 """One executor that runs any schedule on torch.distributed."""
 
-from fullbore.runtime.paced import PacedStage, paced_loss
+from fullbore.runtime.main_grad import gradient_of, set_gradient
+from fullbore.runtime.paced import PacedStage, paced_loss, wake_on_time
 from fullbore.runtime.pipeline import Pipeline, StepResult
+from fullbore.runtime.split import SplitReport
 
-__all__ = ["PacedStage", "Pipeline", "StepResult", "paced_loss"]
+__all__ = [
+    "PacedStage",
+    "Pipeline",
+    "SplitReport",
+    "StepResult",
+    "gradient_of",
+    "paced_loss",
+    "set_gradient",
+    "wake_on_time",
+]

@@ -96,6 +96,7 @@ def _common(setup: Setup, *, record: bool) -> dict[str, str]:
         "tied weights": str([sorted(names.items()) for names in setup.tied]),
         "values of overlap_p2p": str(setup.overlap),
         "values of static_shapes": str(setup.static_shapes),
+        "values of main_grad_dtype": str(setup.main_grad_dtype),
         "values of record": str(record),
         "values of reduce_dtype": str(setup.reduce_dtype),
         "values of count_fn (some, and none)": str(setup.count_fn is None),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fullbore.runtime.control import Control
+from fullbore.runtime.main_grad import gradient_of
 from fullbore.runtime.sharded import is_sharded
 
 __all__ = ["clip_grad_norm"]
@@ -32,21 +33,13 @@ def clip_grad_norm(
     ]
     here = float(torch.stack(squares).sum()) if squares else 0.0
     norm = float(control.total([here])[0] ** 0.5)
-    plain = [p for p in parameters if not is_sharded(p)]
-    torch.nn.utils.clip_grads_with_norm_(plain, max_norm, torch.tensor(norm))
-    _scale_shards([p for p in parameters if is_sharded(p)], max_norm, norm)
+    coefficient = torch.clamp(max_norm / (torch.tensor(norm) + 1e-6), max=1.0)
+    for gradient in _gradients(parameters):
+        gradient.detach().mul_(coefficient.to(gradient.device))
     return norm
 
 
-@torch.no_grad()
-def _scale_shards(parameters: Iterable[torch.Tensor], max_norm: float, norm: float) -> None:
-    """As torch.nn.utils.clip_grads_with_norm_, which takes no number for sharded gradients."""
-    coefficient = torch.clamp(max_norm / (torch.tensor(norm) + 1e-6), max=1.0)
-    for gradient in _gradients(parameters):
-        gradient.mul_(coefficient.to(gradient.device))
-
-
-def _gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     """The gradients that are here; of a sharded one the shard."""
-    found = [p.grad for p in parameters if p.grad is not None]
+    found = [g for g in map(gradient_of, parameters) if g is not None]
     return [g.to_local() if is_sharded(g) else g for g in found]

@@ -25,8 +25,9 @@ from fullbore.errors import PipelineError
 from fullbore.ir import Schedule
 from fullbore.passes import forward_only, insert_communication
 from fullbore.runtime.arguments import agree_on_arguments, meet
+from fullbore.runtime.batch import Batch
 from fullbore.runtime.device import side_of
-from fullbore.runtime.executor import Batch
+from fullbore.runtime.main_grad import MainGradients
 from fullbore.runtime.microbatch import batch_size, split
 from fullbore.runtime.norm import clip_grad_norm
 from fullbore.runtime.recorder import (
@@ -39,6 +40,7 @@ from fullbore.runtime.recorder import (
 )
 from fullbore.runtime.session import Session, Setup
 from fullbore.runtime.sharded import is_sharded
+from fullbore.runtime.split import SplitReport
 from fullbore.runtime.stage import CountFunction, LossFunction
 from fullbore.runtime.wiring import Wiring, pairs_of
 from fullbore.timeline import Timeline
@@ -63,6 +65,8 @@ class StepResult:
     timeline: of all ranks of this replica, on each of them, with record=True.
     peak_activation_bytes: a rank each, with record=True: most bytes that autograd kept at once.
     stage_activation_bytes: a stage each, with record=True: most that it kept for one microbatch.
+    stage_held_bytes: a stage each, with record=True where a backward is split: most that waits for
+        one microbatch between I and W.
     boundary_messages: a rank each, with record=True: most receives posted at once so far.
     """
 
@@ -73,6 +77,7 @@ class StepResult:
     timeline: Timeline | None = None
     peak_activation_bytes: tuple[int, ...] | None = None
     stage_activation_bytes: tuple[int, ...] | None = None
+    stage_held_bytes: tuple[int, ...] | None = None
     boundary_messages: tuple[int, ...] | None = None
 
 
@@ -99,6 +104,8 @@ class Pipeline:
     overlap_p2p: False makes each send block until it has left, for comparison.
     record: measure each step: timeline and activation bytes.
     static_shapes: False if outputs change their shapes while inputs do not.
+    main_grad_dtype: such as torch.float32, for weights in bfloat16: gradients accumulate in it, in
+        each weight's `main_grad`, and .grad stays None; set main_grad to None after stepping.
     timeout_s: how long a rank waits for another before it gives up.
     clock: seconds; a recorder's clock.
 
@@ -123,6 +130,7 @@ class Pipeline:
         overlap_p2p: bool = True,
         record: bool = False,
         static_shapes: bool = True,
+        main_grad_dtype: torch.dtype | None = None,
         timeout_s: float = 1800.0,
         clock: Clock = time.perf_counter,
     ) -> None:
@@ -147,6 +155,7 @@ class Pipeline:
             mean=reduction == "mean",
             overlap=overlap_p2p,
             static_shapes=static_shapes,
+            main_grad_dtype=main_grad_dtype,
             count_fn=count_fn,
             reduce_dtype=reduce_dtype,
         )
@@ -154,6 +163,10 @@ class Pipeline:
         self._clock, self._life, self._closed = clock, 0, False
         wiring = self._wire()
         agree_on_arguments(wiring, self._setup, record=record)
+        self._main_gradients = None
+        if main_grad_dtype is not None:
+            weights = {id(p): p for module in stages.values() for p in module.parameters()}
+            self._main_gradients = MainGradients(weights.values(), main_grad_dtype)
         self._session = Session(self._setup, wiring)
         if self._session.replicas is not None:
             with self._session.together("making replicas equal"):
@@ -231,8 +244,17 @@ class Pipeline:
             if session.replicas is not None:
                 session.replicas.spread(tensors)
 
+    def split_report(self) -> tuple[SplitReport, ...]:
+        """For each stage here whose backward is split: which weights wait for W, which go with I.
+
+        Known after the second step; before it, everything seems to go with I.
+        """
+        return self._session.split_report()
+
     def close(self) -> None:
         """Let go of links and threads; the pipeline cannot step any more."""
+        if self._main_gradients is not None and not self._closed:
+            self._main_gradients.close()
         self._closed = True
         self._session.close()
 
@@ -348,17 +370,25 @@ class Pipeline:
             step_s=step_s,
             timeline=assemble(records, name=self._setup.schedule.name) if records else None,
             peak_activation_bytes=tuple(r.peak_bytes for r in records) if records else None,
-            stage_activation_bytes=_by_stage(records) if records else None,
+            stage_activation_bytes=_by_stage([r.stage_bytes for r in records]) if records else None,
+            stage_held_bytes=_held(records) if records else None,
             boundary_messages=tuple(r.boundary_messages for r in records) if records else None,
         )
+
+
+def _held(records: list[RankRecord]) -> tuple[int, ...] | None:
+    """Of each stage; one whose backward is whole holds nothing."""
+    if not any(record.held_bytes for record in records):
+        return None
+    return _by_stage([dict.fromkeys(r.stage_bytes, 0) | r.held_bytes for r in records])
 
 
 def _count(labels: Sequence[Any], count_fn: CountFunction | None) -> list[float]:
     return [] if count_fn is None else [float(count_fn(target)) for target in labels]
 
 
-def _by_stage(records: list[RankRecord]) -> tuple[int, ...]:
-    of_stage = {stage: size for record in records for stage, size in record.stage_bytes.items()}
+def _by_stage(ranks: list[dict[int, int]]) -> tuple[int, ...]:
+    of_stage = {stage: size for of_rank in ranks for stage, size in of_rank.items()}
     return tuple(size for _, size in sorted(of_stage.items()))
 
 

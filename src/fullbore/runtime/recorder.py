@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +64,7 @@ class SpanLog:
             end_s=np.where(np.isnan(ends), starts, ends),
             peak_bytes=meter.peak_bytes,
             stage_bytes=dict(meter.stage_bytes),
+            held_bytes=dict(meter.held_bytes),
             boundary_messages=boundary_messages,
         )
 
@@ -73,6 +74,7 @@ class RankRecord:
     """One rank's step: arrays [n] of spans, on the clock of rank 0.
 
     stage_bytes: of each stage here, most bytes that autograd kept for one microbatch.
+    held_bytes: of each stage here whose backward is split, most bytes of one between I and W.
     """
 
     kind: np.ndarray[Any, np.dtype[np.int8]]
@@ -82,6 +84,7 @@ class RankRecord:
     end_s: np.ndarray[Any, np.dtype[np.float64]]
     peak_bytes: int
     stage_bytes: dict[int, int]
+    held_bytes: dict[int, int]
     boundary_messages: int
 
 
@@ -151,7 +154,8 @@ def _ping(control: Control, clock: Clock) -> float:
 
 
 class ActivationMeter:
-    """Counts the bytes that autograd saves for backward and a backward frees.
+    """Counts the bytes that autograd saves for backward and a backward frees, and between the
+    halves of a split one those of the inputs and gradients that wait for W.
 
     Parameters, buffers and the caller's own inputs stay whatever happens and do not count. A
     storage that several saved tensors of one microbatch share counts once.
@@ -165,6 +169,7 @@ class ActivationMeter:
         self._live_bytes = 0
         self.peak_bytes = 0
         self.stage_bytes: dict[int, int] = {}  # most of one microbatch, by stage
+        self.held_bytes: dict[int, int] = {}  # the same, between I and W
 
     @contextmanager
     def forward(self, stage: int, microbatch: int) -> Iterator[None]:
@@ -188,6 +193,16 @@ class ActivationMeter:
     def freed(self, stage: int, microbatch: int) -> None:
         """The backward of (stage, microbatch) is done."""
         self._live_bytes -= self._saved_bytes.pop((stage, microbatch), 0)
+
+    def halved(self, stage: int, microbatch: int, waiting: Iterable[torch.Tensor]) -> None:
+        """The I of (stage, microbatch) is done, and these tensors wait for its W."""
+        storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in waiting)}
+        held = sum(size for at, size in storages.items() if at not in self._staying)
+        self.freed(stage, microbatch)
+        self._saved_bytes[stage, microbatch] = held
+        self._live_bytes += held
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+        self.held_bytes[stage] = max(held, self.held_bytes.get(stage, 0))
 
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from fullbore.errors import PipelineError
 from fullbore.ir import Action, Kind
 from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.device import Group
+from fullbore.runtime.main_grad import gradient_dtype, gradient_of, set_gradient
 from fullbore.runtime.sharded import is_sharded
 
 __all__ = ["Earlier", "Edges", "Replicas", "completion_order", "watch_last_backwards"]
@@ -89,16 +90,17 @@ class Earlier:
 
     def set_aside(self) -> None:
         """From here on .grad holds what the step adds."""
-        self._kept = [(p, p.grad) for p in self._parameters if p.grad is not None]
+        held = [(p, gradient_of(p)) for p in self._parameters]
+        self._kept = [(p, gradient) for p, gradient in held if gradient is not None]
         for parameter, _ in self._kept:
-            parameter.grad = None
+            set_gradient(parameter, None)
 
     @torch.no_grad()
     def add_back(self) -> None:
         """Add them to what the step left (also after a failed step)."""
         for parameter, before in self._kept:
-            added = parameter.grad
-            parameter.grad = before if added is None else before.add_(added)
+            added = gradient_of(parameter)
+            set_gradient(parameter, before if added is None else before.add_(added))
         self._kept = []
 
 
@@ -194,7 +196,7 @@ class Replicas:
             return
         parameters = [p for bucket in buckets for p in bucket.parameters]
         flags = torch.tensor(
-            [float(p.grad is not None) for p in parameters], device=parameters[0].device
+            [float(gradient_of(p) is not None) for p in parameters], device=parameters[0].device
         )
         works = [self._sum(flags)]
         sums = []
@@ -241,7 +243,7 @@ class Replicas:
     def _pack(self, parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
         by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in parameters:
-            by_dtype.setdefault(self._dtype or parameter.dtype, []).append(parameter)
+            by_dtype.setdefault(self._dtype or gradient_dtype(parameter), []).append(parameter)
         return [
             _bucket(chosen, dtype)
             for dtype, same in by_dtype.items()
@@ -303,22 +305,23 @@ def _bucket(parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> _Bucket:
 @torch.no_grad()
 def _fill(bucket: _Bucket) -> torch.Tensor:
     """The bucket's gradients as one tensor, which takes their place; unused ones are zeros."""
-    for parameter in bucket.parameters:
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+    gradients = [gradient_of(parameter) for parameter in bucket.parameters]
+    for gradient in gradients:
+        if gradient is not None and gradient.layout != torch.strided:
             raise PipelineError(
-                f"a weight of shape {list(parameter.shape)} has a gradient of layout "
-                f"{parameter.grad.layout}: replicas sum dense gradients, so use sparse=False"
+                f"a weight of shape {list(gradient.shape)} has a gradient of layout "
+                f"{gradient.layout}: replicas sum dense gradients, so use sparse=False"
             )
-    alone = bucket.parameters[0].grad if len(bucket.parameters) == 1 else None
+    first, alone = bucket.parameters[0], gradients[0] if len(gradients) == 1 else None
     if alone is not None and alone.dtype == bucket.dtype and alone.is_contiguous():
-        bucket.parameters[0].grad = None
+        set_gradient(first, None)
         return alone
-    first = bucket.parameters[0]
     filled = torch.zeros(bucket.elements, dtype=bucket.dtype, device=first.device)
-    for parameter, part in zip(bucket.parameters, _parts(bucket, filled), strict=True):
-        if parameter.grad is not None:
-            part.copy_(parameter.grad)
-            parameter.grad = None
+    parts = _parts(bucket, filled)
+    for parameter, gradient, part in zip(bucket.parameters, gradients, parts, strict=True):
+        if gradient is not None:
+            part.copy_(gradient)
+            set_gradient(parameter, None)
     return filled
 
 
@@ -333,4 +336,4 @@ def _parts(bucket: _Bucket, filled: torch.Tensor) -> list[torch.Tensor]:
 def _hand_out(bucket: _Bucket, summed: torch.Tensor, used: Sequence[bool]) -> None:
     parts = _parts(bucket, summed)
     for parameter, part, is_used in zip(bucket.parameters, parts, used, strict=True):
-        parameter.grad = part.to(parameter.dtype) if is_used else None
+        set_gradient(parameter, part.to(gradient_dtype(parameter)) if is_used else None)

@@ -17,13 +17,15 @@ from torch import nn
 
 from fullbore.errors import FullboreError, PipelineError, RankError
 from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
+from fullbore.runtime.batch import Batch, Learnt
 from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.device import Side
-from fullbore.runtime.executor import Batch, Executor, Learnt
+from fullbore.runtime.executor import Executor
 from fullbore.runtime.microbatch import signature
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.replicas import Edges, Replicas, completion_order
 from fullbore.runtime.sharded import ShardedStages
+from fullbore.runtime.split import SplitReport, split_backward_of
 from fullbore.runtime.stage import CountFunction, LossFunction, StageRunner
 from fullbore.runtime.tied import TiedWeight, find_copies
 from fullbore.runtime.wiring import Rendezvous, Wiring
@@ -57,6 +59,7 @@ class Setup:
     mean: bool
     overlap: bool
     static_shapes: bool
+    main_grad_dtype: torch.dtype | None = None
     count_fn: CountFunction | None = None
     reduce_dtype: torch.dtype | None = None
 
@@ -101,6 +104,7 @@ class Session:
                 module=module,
                 loss_fn=setup.loss_fn if stage == last else None,
                 loss_weight=weight,
+                split=split_backward_of(setup.schedule, stage, module),
             )
             for stage, module in setup.stages.items()
         }
@@ -153,6 +157,7 @@ class Session:
                     owner=min(names) in copies,
                     group=group,
                     root=members.index(first),
+                    gradient_dtype=self._setup.main_grad_dtype or next(iter(copies.values())).dtype,
                 )
             )
         return tied
@@ -258,6 +263,11 @@ class Session:
     def boundary_messages(self) -> int:
         """Most messages that this rank's links had posted, summed over links, so far."""
         return sum(link.posted_peak for link in self._wiring.incoming.values())
+
+    def split_report(self) -> tuple[SplitReport, ...]:
+        """Of each stage here whose backward is split."""
+        runners = sorted(self._runners.items())
+        return tuple(r.split.report(stage) for stage, r in runners if r.split is not None)
 
     def close(self) -> None:
         """Let go of links and threads."""

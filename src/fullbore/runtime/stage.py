@@ -6,7 +6,7 @@ the inputs became. The output itself lives as long as its message, or as autogra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,17 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fullbore.errors import PipelineError
-from fullbore.runtime.layout import Layout, flatten
+from fullbore.runtime.layout import flatten
+from fullbore.runtime.split import SplitBackward
 
-__all__ = ["CountFunction", "Gradients", "LossFunction", "StageRunner", "as_leaves", "enter"]
+__all__ = [
+    "CountFunction",
+    "Gradients",
+    "LossFunction",
+    "StageRunner",
+    "guarded",
+    "was_changed",
+]
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 CountFunction = Callable[[Any], float | torch.Tensor]
@@ -29,9 +37,8 @@ class _WayBack:
     """What the backward of one microbatch needs: nothing else of the forward is kept."""
 
     edges: list[GradientEdge]  # of the outputs that want a gradient, or of the loss
-    shapes: list[tuple[torch.Size, torch.dtype, torch.device]]  # of what the edges lead to
     leaves: list[torch.Tensor]  # the inputs that want a gradient
-    gradients: Gradients | None = None  # kept from I to W
+    loss: torch.Tensor | None  # on the last stage
 
 
 class _Enter(torch.autograd.Function):
@@ -46,18 +53,14 @@ class _Enter(torch.autograd.Function):
         return gradient
 
 
-def enter(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a stage is given for its leaves: tensors that may be changed in place."""
+def guarded(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a stage is given for leaves that it may change in place; costs a graph node each."""
     return [_Enter.apply(leaf) if leaf.requires_grad else leaf for leaf in leaves]  # type: ignore[no-untyped-call]
 
 
-def as_leaves(layout: Layout, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    """A message's tensors as leaves of a new graph, wanting gradients where the sender's do."""
-    leaves: list[torch.Tensor] = []
-    for described, tensor in zip(layout.tensors, tensors, strict=True):
-        assert described is not None and tensor is not None
-        leaves.append(tensor.requires_grad_(described.requires_grad))
-    return leaves
+def was_changed(given: Sequence[torch.Tensor]) -> bool:
+    """Whether a stage has changed anything in place of what `guarded` gave it."""
+    return any(tensor.requires_grad and tensor._version for tensor in given)
 
 
 class StageRunner:
@@ -68,9 +71,16 @@ class StageRunner:
     """
 
     def __init__(
-        self, *, module: nn.Module, loss_fn: LossFunction | None, loss_weight: float
+        self,
+        *,
+        module: nn.Module,
+        loss_fn: LossFunction | None,
+        loss_weight: float,
+        split: SplitBackward | None = None,
     ) -> None:
+        """split: the queues of a stage of which any backward is split."""
         self.module = module
+        self.split = split
         self._loss_fn, self.loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
@@ -79,32 +89,62 @@ class StageRunner:
         microbatch: int,
         value: Any,
         leaves: Sequence[torch.Tensor],
-        *,
         kwargs: dict[str, Any],
         target: Any,
-        train: bool,
+        train: bool,  # noqa: FBT001
     ) -> Any:
-        """Run the module; returns its output (on the last stage the pair of output and loss, the
-        loss None where there is no target to an evaluation).
+        """Run the module; returns its output (on the last stage the pair of output and detached
+        loss, the loss None where there is no target to an evaluation).
 
         value: the stage's input; a tuple is given as several arguments. leaves: its tensors, as
         they arrived; those that want a gradient get it in `backward`.
         """
         arguments = value if isinstance(value, tuple) else (value,)
+        split = self.split if train else None
+        if split is None or microbatch not in split.microbatches:
+            return self._run(microbatch, arguments, leaves, kwargs, target, train=train)
+        with split.forward(microbatch):
+            result = self._run(microbatch, arguments, leaves, kwargs, target, train=train)
+        split.search(microbatch, self._ways_back[microbatch].edges)
+        return result
+
+    def _run(
+        self,
+        microbatch: int,
+        arguments: tuple[Any, ...],
+        leaves: Sequence[torch.Tensor],
+        kwargs: dict[str, Any],
+        target: Any,
+        *,
+        train: bool,
+    ) -> Any:
         output = self.module(*arguments, **kwargs)
         if self._loss_fn is None:
-            result, results = output, flatten(output)[1]
-        else:
-            loss = None if target is None and not train else self._loss(output, target)
-            result, results = (output, loss), [] if loss is None else [loss]
+            results = [output] if isinstance(output, torch.Tensor) else flatten(output)[1]
+            if train:
+                self._remember(microbatch, results, leaves, loss=None)
+            return output
+        if target is None and not train:
+            return output, None
+        loss = self._loss(output, target)
+        value = loss.detach()
         if train:
-            roots = [tensor for tensor in results if tensor.requires_grad]
-            self._ways_back[microbatch] = _WayBack(
-                edges=[get_gradient_edge(root) for root in roots],
-                shapes=[(root.shape, root.dtype, root.device) for root in roots],
-                leaves=[leaf for leaf in leaves if leaf.requires_grad],
-            )
-        return result
+            self._remember(microbatch, [loss], leaves, loss=value)
+        return output, value
+
+    def _remember(
+        self,
+        microbatch: int,
+        results: Sequence[torch.Tensor],
+        leaves: Sequence[torch.Tensor],
+        *,
+        loss: torch.Tensor | None,
+    ) -> None:
+        self._ways_back[microbatch] = _WayBack(
+            edges=[_edge_of(tensor) for tensor in results if tensor.requires_grad],
+            leaves=[leaf for leaf in leaves if leaf.requires_grad],
+            loss=loss,
+        )
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
@@ -121,53 +161,78 @@ class StageRunner:
         last stage. Everything held for the microbatch is freed.
         """
         way_back = self._ways_back.pop(microbatch)
-        self._run_back(way_back, gradients, inputs=None, keep_graph=False)
+        self._run_back(way_back, gradients)
         return _take_gradients(way_back.leaves)
 
     def backward_input(self, microbatch: int, gradients: Gradients | None) -> Gradients:
-        """Input-gradient half (I): as `backward`, but the parameters wait for `backward_weight`."""
-        way_back = self._ways_back[microbatch]
-        way_back.gradients = gradients
-        if way_back.leaves:
-            self._run_back(way_back, gradients, inputs=way_back.leaves, keep_graph=True)
-        return _take_gradients(way_back.leaves)
+        """Input-gradient half (I): as `backward`, but the weights of products wait for W."""
+        assert self.split is not None
+        with self.split.input_half(microbatch):
+            return self.backward(microbatch, gradients)
 
     def backward_weight(self, microbatch: int) -> None:
-        """Weight-gradient half (W): adds to the parameters' .grad and frees the microbatch.
+        """Weight-gradient half (W): adds what waited to the parameters' .grad, and frees it."""
+        assert self.split is not None
+        self.split.weight_half(microbatch)
 
-        Right, but slow: it walks the way back a second time, so that I + W cost about one I more
-        than a full backward, and hooks on activations inside the stage fire twice.
-        """
-        way_back = self._ways_back.pop(microbatch)
-        weights = [p for p in self.module.parameters() if p.requires_grad]
-        if weights:
-            self._run_back(way_back, way_back.gradients, inputs=weights, keep_graph=False)
+    def waiting(self, microbatch: int) -> Iterator[torch.Tensor]:
+        """The tensors that wait between I and W."""
+        assert self.split is not None
+        return self.split.held(microbatch)
 
     def reset(self) -> None:
         """Forget every live microbatch: a failed step leaves nothing behind."""
         self._ways_back.clear()
+        if self.split is not None:
+            self.split.reset()
 
     def _run_back(
         self,
         way_back: _WayBack,
         gradients: Gradients | None,
-        *,
-        inputs: Sequence[torch.Tensor] | None,
-        keep_graph: bool,
     ) -> None:
-        if gradients is None:  # the last stage: d(step's loss) / d(this microbatch's loss)
-            gradients = [
-                torch.full(shape, self.loss_weight, dtype=dtype, device=device)
-                for shape, dtype, device in way_back.shapes
-            ]
-        used = [(e, g) for e, g in zip(way_back.edges, gradients, strict=True) if g is not None]
-        if used:
-            torch.autograd.backward(
-                [edge for edge, _ in used],
-                [gradient for _, gradient in used],
-                inputs=inputs,
-                retain_graph=keep_graph,
-            )
+        edges = way_back.edges
+        if way_back.loss is not None:  # d(step's loss) / d(this microbatch's loss)
+            gradients = [torch.full_like(way_back.loss, self.loss_weight)] if edges else []
+        assert gradients is not None
+        if any(gradient is None for gradient in gradients):
+            used = [(e, g) for e, g in zip(edges, gradients, strict=True) if g is not None]
+            edges, gradients = [edge for edge, _ in used], [gradient for _, gradient in used]
+        if edges:
+            _run_engine(edges, gradients)
+
+
+def _edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """As `get_gradient_edge`, but without its Python for what is no Python function's output."""
+    node = tensor.grad_fn
+    written_in_python = isinstance(node, torch.autograd.function.BackwardCFunction)
+    if node is None or written_in_python:
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
+
+
+def _run_engine(
+    edges: Sequence[GradientEdge],
+    gradients: Gradients,
+) -> None:
+    """What torch.autograd.backward comes to.
+
+    On CPU without its Python, which takes as long as a small stage's whole backward: checks of
+    what is right by construction here, and a copy of the context variables for threads that only
+    CUDA's backward has.
+    """
+    if gradients[0] is not None and gradients[0].is_cuda:
+        torch.autograd.backward(edges, gradients)
+        return
+    torch.autograd.Variable._execution_engine.run_backward(
+        tuple(edges),
+        tuple(gradients),
+        False,  # keep_graph
+        False,  # create_graph
+        (),  # inputs: all
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def _take_gradients(leaves: Sequence[torch.Tensor]) -> Gradients:

@@ -15,6 +15,7 @@ from torch import nn
 
 from fullbore.errors import PipelineError
 from fullbore.runtime.device import Group
+from fullbore.runtime.main_grad import gradient_of, set_gradient
 
 __all__ = ["TiedWeight", "find_copies"]
 
@@ -42,12 +43,14 @@ class TiedWeight:
 
     copies: distinct parameters of this rank. owner: whether the first copy is the model's first.
     group: None where one rank holds all copies. root: the group's rank that holds the first.
+    gradient_dtype: what gradients accumulate in.
     """
 
     copies: Sequence[nn.Parameter]
     owner: bool
     group: Group | None
     root: int
+    gradient_dtype: torch.dtype
     _before: list[torch.Tensor | None] | None = None
 
     @torch.no_grad()
@@ -63,27 +66,28 @@ class TiedWeight:
 
     def begin(self) -> None:
         """Set earlier steps' gradients aside: only this step's are to be summed."""
-        self._before = [copy.grad for copy in self.copies]
+        self._before = [gradient_of(copy) for copy in self.copies]
         for copy in self.copies:
-            copy.grad = None
+            set_gradient(copy, None)
 
     @torch.no_grad()
     def reduce(self) -> None:
         """Sum this step's gradients over all copies and add the earlier steps' back."""
-        grads = [copy.grad for copy in self.copies if copy.grad is not None]
-        total = torch.zeros_like(self.copies[0]) if not grads else grads[0]
+        grads = [grad for grad in map(gradient_of, self.copies) if grad is not None]
+        total = grads[0] if grads else torch.zeros_like(self.copies[0], dtype=self.gradient_dtype)
         for grad in grads[1:]:
             total = total.add_(grad)
         if self._sum(total, used=bool(grads)):
             for copy in self.copies:
-                copy.grad = total if copy is self.copies[0] else total.clone()
+                set_gradient(copy, total if copy is self.copies[0] else total.clone())
         self.restore()
 
     def restore(self) -> None:
         """Add the earlier steps' gradients back (also after a failed step)."""
         for copy, before in zip(self.copies, self._before or (), strict=False):
             if before is not None:
-                copy.grad = before if copy.grad is None else before.add_(copy.grad)
+                grad = gradient_of(copy)
+                set_gradient(copy, before if grad is None else before.add_(grad))
         self._before = None
 
     def _sum(self, total: torch.Tensor, *, used: bool) -> bool:

@@ -45,6 +45,7 @@ class Stepped:
     timeline: Timeline
     peak_activation_bytes: tuple[int, ...] | None
     stage_activation_bytes: tuple[int, ...] | None
+    stage_held_bytes: tuple[int, ...] | None
 
 
 class Runner(Protocol):
@@ -183,5 +184,6 @@ def measure(
         held_out_after=after,
         peak_activation_bytes=tuple(map(max, zip(*peaks, strict=True))) or None,
         stage_activation_bytes=measured[-1].stage_activation_bytes,
+        stage_held_bytes=measured[-1].stage_held_bytes,
         complete=complete,
     )

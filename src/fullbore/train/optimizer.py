@@ -1,8 +1,9 @@
 """AdamW over one rank's stages, with 32-bit main weights where the stages keep 16-bit ones.
 
-Weights go by the names that the whole model gives them, so a checkpoint fits any cut. Vectors
-(norms, biases) are not decayed, as in Megatron. Where replicas share the work (ZeRO-1), each
-keeps main weights and moments of some weights only, steps those, and hands the results round.
+Gradients of 16-bit weights come in 32 bits where the pipeline keeps `main_grad`. Weights go by the
+names that the whole model gives them, so a checkpoint fits any cut. Vectors (norms, biases) are not
+decayed, as in Megatron. Where replicas share the work (ZeRO-1), each keeps main weights and moments
+of some weights only, steps those, and hands the results round.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fullbore.runtime import gradient_of, set_gradient
 from fullbore.train.settings import TrainSettings
 from fullbore.train.stages import Stage
 
@@ -114,7 +116,8 @@ class Optimizer:
             group["lr"] = lr
         for weight, main in self._pairs():
             if main is not weight:
-                main.grad = None if weight.grad is None else weight.grad.float()
+                gradient = gradient_of(weight)
+                main.grad = None if gradient is None else gradient.float()
         self._adamw.step()
         self.refresh()
         self._adamw.zero_grad()
@@ -140,7 +143,7 @@ class Optimizer:
         """Forget the gradients."""
         for copies in self._weights.values():
             for weight in copies:
-                weight.grad = None
+                set_gradient(weight, None)
 
     def state(self) -> dict[str, Tensor]:
         """Main weights and moments by global names, the tensors themselves: read into them.

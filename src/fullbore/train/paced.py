@@ -108,6 +108,7 @@ class PacedRunner:
             timeline=nominal(result.timeline, self._costs),
             peak_activation_bytes=None,
             stage_activation_bytes=None,
+            stage_held_bytes=None,
         )
 
     def close(self) -> None:

@@ -87,6 +87,7 @@ class TrainedRunner:
             timeline=report.timeline,
             peak_activation_bytes=report.peak_activation_bytes,
             stage_activation_bytes=report.stage_activation_bytes,
+            stage_held_bytes=report.stage_held_bytes,
         )
 
     def close(self) -> None:

@@ -58,6 +58,7 @@ class StepReport:
     timeline: Timeline | None
     peak_activation_bytes: tuple[int, ...] | None
     stage_activation_bytes: tuple[int, ...] | None
+    stage_held_bytes: tuple[int, ...] | None
 
 
 class Trainer:
@@ -96,6 +97,7 @@ class Trainer:
             tied=shared_weights(self.plan.anatomy, self.plan.parts),
             overlap_p2p=settings.overlap_p2p_communication,
             record=record,
+            main_grad_dtype=torch.float32 if settings.bf16 else None,
         )
         shares = None
         if settings.use_distributed_optimizer and team.replicas > 1:
@@ -310,4 +312,5 @@ class Trainer:
             timeline=result.timeline,
             peak_activation_bytes=result.peak_activation_bytes,
             stage_activation_bytes=result.stage_activation_bytes,
+            stage_held_bytes=result.stage_held_bytes,
         )

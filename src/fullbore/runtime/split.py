@@ -1,0 +1,362 @@
+"""Split backward: what waits between I and W, and how W turns it into gradients.
+
+I is one ordinary walk of autograd. Products whose weights are caught (`products`) leave input and
+output gradient in the queue of their microbatch; everything else (norms, embeddings, products in
+unusual forms) gets its gradient in that walk, so what is not caught is right and merely makes W
+shorter. W multiplies what was left and hands the results to autograd's own accumulation, so that
+hooks see one gradient a weight and microbatch, whichever way it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge
+
+from fullbore.ir import Kind, Schedule
+from fullbore.runtime.products import Product, ProductKind, interception
+
+__all__ = ["SplitBackward", "SplitReport", "split_backward_of"]
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+# Calling autograd costs as much as the product of a small weight, so gradients are handed to it
+# in groups; all at once would hold a copy of the stage.
+_GROUP_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitReport:
+    """What of a stage's trained weights waits for W, and what goes with I.
+
+    queued, with_input: parameter names. The numbers count elements; of matrices alone, since a
+    vector's gradient costs next to nothing. A weight that no microbatch used stands in with_input.
+    """
+
+    stage: int
+    queued: tuple[str, ...]
+    with_input: tuple[str, ...]
+    queued_matrix_elements: int
+    with_input_matrix_elements: int
+
+    @property
+    def share_with_input(self) -> float:
+        """Of the matrices' elements, and so of W's multiplications, the part that I does."""
+        total = self.queued_matrix_elements + self.with_input_matrix_elements
+        return self.with_input_matrix_elements / total if total else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Parts:
+    """One product between I and W."""
+
+    product: Product
+    x: torch.Tensor  # [..., in]
+    gradient: torch.Tensor  # [..., out], of the output
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gradient:
+    """What a microbatch adds to one parameter's .grad."""
+
+    parameter: nn.Parameter
+    value: torch.Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """One microbatch.
+
+    is_open: its I is running, so what products hand over is kept. scouted: weights, by id, of
+    which it is the first that meets them, and whose gradients go with its I. parts: by weight,
+    as I came to them.
+    """
+
+    is_open: bool = False
+    is_new: bool = True
+    scouted: set[int] = field(default_factory=set)
+    parts: dict[int, list[_Parts]] = field(default_factory=dict)
+
+    def take(self, product: Product, x: torch.Tensor, gradient: torch.Tensor) -> None:
+        """What a product hands over in its backward."""
+        if self.is_open:
+            parts = _Parts(product=product, x=x.detach(), gradient=gradient.detach())
+            self.parts.setdefault(id(product.weight), []).append(parts)
+
+
+class SplitBackward:
+    """The queues of one stage.
+
+    microbatches: those whose backward is split; only they are ever touched.
+
+    The first microbatch in which a weight is caught is a scout: its gradient still goes with I,
+    while its graph is searched for uses of the weight in anything but products. A weight with
+    such uses goes with I for good, so that its hooks fire once a microbatch.
+    """
+
+    def __init__(self, module: nn.Module, *, microbatches: Iterable[int]) -> None:
+        self.microbatches = frozenset(microbatches)
+        self._names = {id(p): name for name, p in module.named_parameters()}
+        # exact type: a subclass may mean more by a product than its numbers
+        self.weights = {id(p): p for p in module.parameters() if type(p) is nn.Parameter}
+        self._known: set[int] = set()  # searched for
+        self._with_input: set[int] = set()  # used in other ways too
+        self._queued: set[int] = set()
+        self._waiting: dict[int, _Waiting] = {}
+        self._current = _Waiting()
+        self._used: dict[int, torch.Tensor] = {}  # what the current action multiplies with
+        self._anchors: dict[torch.device, torch.Tensor] = {}
+
+    # -- around a stage's actions ----------------------------------------------------------------
+
+    @contextmanager
+    def forward(self, microbatch: int) -> Iterator[None]:
+        """Around the forward of a microbatch."""
+        self._current = self._waiting[microbatch] = _Waiting()
+        with self._catching():
+            yield
+        self._current.is_new = False
+
+    @contextmanager
+    def again(self, microbatch: int) -> Iterator[None]:
+        """Around a forward that is repeated: what it meets is treated as it was then."""
+        self._current = self._waiting[microbatch]
+        with self._catching():
+            yield
+
+    @contextmanager
+    def input_half(self, microbatch: int) -> Iterator[None]:
+        """Around I, and whatever is repeated in it."""
+        self._current = self._waiting[microbatch]
+        self._current.is_open = True
+        with self._catching():
+            yield
+        self._current.is_open = False
+        self._queued.update(self._current.parts)
+
+    @contextmanager
+    def _catching(self) -> Iterator[None]:
+        interception.enter(self)
+        try:
+            yield
+        finally:
+            interception.leave(self)
+            self._used.clear()
+
+    def weight_half(self, microbatch: int) -> None:
+        """W: add what waits to the weights' .grad, letting go of it weight by weight."""
+        parts = self._waiting.pop(microbatch).parts
+        group: list[_Gradient] = []
+        with torch.no_grad():
+            while parts:
+                group.extend(_gradients_of(parts.pop(next(iter(parts)))))
+                if sum(gradient.value.nbytes for gradient in group) >= _GROUP_BYTES:
+                    _accumulate(group)
+                    group = []
+            _accumulate(group)
+
+    def reset(self) -> None:
+        """Forget what waits: a failed step leaves nothing behind."""
+        self._waiting.clear()
+
+    def held(self, microbatch: int) -> Iterator[torch.Tensor]:
+        """What waits for W."""
+        for parts in self._waiting[microbatch].parts.values():
+            for one in parts:
+                yield one.x
+                yield one.gradient
+
+    # -- catching --------------------------------------------------------------------------------
+
+    def catch(
+        self, x: Any, weight: nn.Parameter, bias: Any, *, kind: ProductKind
+    ) -> torch.Tensor | None:
+        """The product by way of the queue; None where it is of a kind that goes with I."""
+        if not (
+            weight.requires_grad
+            and torch.is_grad_enabled()
+            and type(x) in _PLAIN
+            and x.dim() >= 2
+            and id(weight) not in self._with_input
+            and self._can_wait(bias)
+            and not torch._C._are_functorch_transforms_active()
+        ):
+            return None
+        dtype = _dtype_of_product(x, weight)
+        return None if dtype is None else self._multiply(x.to(dtype), weight, bias, kind)
+
+    def _can_wait(self, bias: Any) -> bool:
+        return bias is None or (
+            id(bias) in self.weights and id(bias) not in self._with_input and bias.dim() == 1
+        )
+
+    def _multiply(
+        self, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None, kind: ProductKind
+    ) -> torch.Tensor:
+        ids = {id(weight)} | ({id(bias)} if bias is not None and bias.requires_grad else set())
+        scouts = not ids.isdisjoint(self._current.scouted) or (
+            self._current.is_new and not ids <= self._known
+        )
+        used_weight = self._as_used(weight, x.dtype, scouts=scouts)
+        used_bias = None if bias is None else self._as_used(bias, x.dtype, scouts=scouts)
+        if scouts:
+            self._current.scouted |= ids
+            return self._watched(kind.make(x, used_weight, used_bias), ids)
+        product = Product(
+            kind=kind,
+            weight=weight,
+            used_weight=used_weight,
+            bias=bias if len(ids) > 1 else None,
+            used_bias=used_bias,
+            hand_over=self._current.take,
+        )
+        return product.make(x, None if x.requires_grad else self._anchor(x.device))
+
+    def _watched(self, output: torch.Tensor, ids: set[int]) -> torch.Tensor:
+        """A scout's product: where a derivative is taken inside the forward, its weights have
+        another use there, behind the gate.
+        """
+        waiting = self._current
+
+        def watch(gradient: torch.Tensor) -> None:
+            if not waiting.is_open:
+                self._with_input.update(ids)
+
+        output.register_hook(watch)  # type: ignore[no-untyped-call]
+        return output
+
+    def _as_used(self, weight: nn.Parameter, dtype: torch.dtype, *, scouts: bool) -> torch.Tensor:
+        """A weight as a product takes it: what autocast makes of it, once an action, as autocast.
+
+        scouts: behind a node of its own, by which the search tells products from other uses.
+        """
+        if weight.dtype == dtype:
+            return _gate(weight) if scouts else weight
+        used = self._used.get(id(weight))
+        if used is None:
+            used = (_gate(weight) if scouts else weight.detach()).to(dtype)
+            self._used[id(weight)] = used
+        return used
+
+    def _anchor(self, device: torch.device) -> torch.Tensor:
+        anchor = self._anchors.get(device)
+        if anchor is None:
+            anchor = self._anchors[device] = torch.zeros((), device=device, requires_grad=True)
+        return anchor
+
+    def search(self, microbatch: int, edges: Iterable[GradientEdge]) -> None:
+        """Look for weights that are used outside of products as well, if there are new ones.
+
+        edges: of the forward's results.
+        """
+        scouted = self._waiting[microbatch].scouted
+        if scouted:
+            self._with_input |= scouted & _reached(edges)
+            self._known |= scouted
+
+    def report(self, stage: int) -> SplitReport:
+        """What waited so far, and what went with I."""
+        trained = {i: p for i, p in self.weights.items() if p.requires_grad}
+        queued = {i: p for i, p in trained.items() if i in self._queued}
+        rest = {i: p for i, p in trained.items() if i not in self._queued}
+        return SplitReport(
+            stage=stage,
+            queued=tuple(self._names[i] for i in queued),
+            with_input=tuple(self._names[i] for i in rest),
+            queued_matrix_elements=_matrix_elements(queued.values()),
+            with_input_matrix_elements=_matrix_elements(rest.values()),
+        )
+
+
+class _Gate(torch.autograd.Function):
+    """A weight on its way into a product of a scout."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def _gate(weight: nn.Parameter) -> torch.Tensor:
+    gated: torch.Tensor = _Gate.apply(weight)  # type: ignore[no-untyped-call]
+    return gated
+
+
+def split_backward_of(schedule: Schedule, stage: int, module: nn.Module) -> SplitBackward | None:
+    """The queues of a stage; None where no backward of it is split."""
+    program = schedule.programs[schedule.placement.stage_to_rank[stage]]
+    microbatches = program.microbatch[(program.kind == Kind.I) & (program.stage == stage)]
+    return SplitBackward(module, microbatches=microbatches.tolist()) if len(microbatches) else None
+
+
+def _dtype_of_product(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype | None:
+    """What a product is made in; None where torch's function shall decide, or refuse."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return x.dtype if x.dtype == weight.dtype else None
+    if torch.float64 in (x.dtype, weight.dtype) or not x.is_floating_point():
+        return None  # autocast leaves these alone
+    return torch.get_autocast_dtype(device)
+
+
+def _reached(edges: Iterable[GradientEdge]) -> set[int]:
+    """The leaves, by id, whose .grad a walk from these edges adds to but through gates."""
+    stack = [edge.node for edge in edges]
+    seen, leaves = set(stack), set()
+    while stack:
+        node = stack.pop()
+        leaf = getattr(node, "variable", None)  # only what accumulates has one
+        if leaf is not None:
+            leaves.add(id(leaf))
+        for following, _ in node.next_functions:
+            is_gate = following is not None and following.name() == "_GateBackward"
+            if following is not None and following not in seen and not is_gate:
+                seen.add(following)
+                stack.append(following)
+    return leaves
+
+
+def _matrix_elements(weights: Iterable[nn.Parameter]) -> int:
+    return sum(weight.numel() for weight in weights if weight.dim() > 1)
+
+
+def _gradients_of(parts: Iterable[_Parts]) -> Iterator[_Gradient]:
+    """The gradients of one weight and of the biases that it was used with.
+
+    parts: as I came to them, which is the order in which autograd adds up.
+    """
+    sums: dict[int, _Gradient] = {}
+    for one in parts:
+        product = one.product
+        found = [(product.weight, product.kind.weight_gradient(one.x, one.gradient))]
+        if product.bias is not None:
+            found.append((product.bias, product.kind.bias_gradient(one.gradient)))
+        for parameter, gradient in found:
+            before = sums.get(id(parameter))
+            if before is not None:
+                before.value += gradient
+            else:
+                sums[id(parameter)] = _Gradient(parameter=parameter, value=gradient)
+    yield from sums.values()
+
+
+def _accumulate(gradients: list[_Gradient]) -> None:
+    """Add to .grad by autograd's own accumulation, with every hook that hangs on it."""
+    if gradients:
+        torch.autograd.Variable._execution_engine.run_backward(  # torch.autograd.backward, quicker
+            tuple(gradient.parameter for gradient in gradients),
+            tuple(gradient.value.to(gradient.parameter.dtype) for gradient in gradients),
+            False,
+            False,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )

@@ -1,0 +1,35 @@
+"""A split backward gives the gradients of a whole one, bit for bit, whatever a stage is made of."""
+
+import pytest
+import torch
+from pipe_models import batch, differences, gradients, mse, reference
+from split_models import MODELS, stages_of
+from torch import nn
+
+from fullbore.passes import split_backward
+from fullbore.runtime import Pipeline
+from fullbore.schedules import gpipe
+
+
+def on_one_rank(stages: list[nn.Module], microbatches: int = 3, delay: int = 1, **options):
+    """A pipeline of one rank that holds all stages, each backward split."""
+    from fullbore.schedules import interleaved
+
+    schedule = interleaved(ranks=1, microbatches=microbatches, virtual_stages=len(stages))
+    return Pipeline(dict(enumerate(stages)), split_backward(schedule, delay=delay), mse, **options)
+
+
+@pytest.mark.parametrize("loss", [mse, lambda output, target: output.sum()], ids=["mse", "sum"])
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_every_kind_of_stage(name, loss) -> None:
+    stages, twins = stages_of(name, 2), stages_of(name, 2)
+    schedule = split_backward(gpipe(ranks=1, microbatches=3), delay=1)
+    with Pipeline({0: nn.Sequential(*stages)}, schedule, loss) as pipe:
+        for step in range(3):
+            x, y = batch(9, seed=step)
+            torch.manual_seed(step)
+            losses, expected = reference(twins, x.chunk(3), y.chunk(3), loss)
+            torch.manual_seed(step)
+            result = pipe.step(x, y)
+            assert [float(one) for one in result.losses] == losses
+            assert differences(gradients(dict(enumerate(stages))), expected) == []
