@@ -10,9 +10,51 @@ import torch
 from fullbore.ir import Kind
 from fullbore.runtime.layout import Layout
 
-__all__ = ["Batch", "Learnt", "MessageKind"]
+__all__ = ["Batch", "Learnt", "Losses", "MessageKind"]
 
 MessageKind = tuple[Kind, int, int]  # F or B, stage that sends it, number of the input's signature
+
+
+class Losses:
+    """The losses of a step's microbatches.
+
+    On CPU their numbers are kept, not their tensors: a few bytes of each would lie between the
+    large blocks that a microbatch frees, keep the heap from joining those, and so make the process
+    grow with the number of microbatches. On CUDA reading a number would make the host wait.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, torch.Tensor | float] = {}
+        self._dtype, self._shape = torch.float32, torch.Size()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def keep(self, microbatch: int, loss: torch.Tensor) -> None:
+        """loss: a tensor with one element."""
+        if loss.is_cuda:
+            self._values[microbatch] = loss.detach()
+        else:
+            self._values[microbatch] = loss.item()
+            self._dtype, self._shape = loss.dtype, loss.shape
+
+    def sum(self) -> float:
+        """In double precision, in the order in which they came."""
+        total = torch.zeros((), dtype=torch.float64)
+        for value in self._values.values():
+            total = total.to(value.device) if isinstance(value, torch.Tensor) else total
+            total += value.reshape(()) if isinstance(value, torch.Tensor) else value
+        return float(total)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """As the loss function gave them, in the order of microbatches, without their graphs."""
+        in_order = [value for _, value in sorted(self._values.items())]
+        return [
+            value
+            if isinstance(value, torch.Tensor)
+            else torch.full(self._shape, value, dtype=self._dtype)
+            for value in in_order
+        ]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +69,7 @@ class Batch:
     return_outputs: bool
     rows: int | None = None  # of the tensors that were split, where that is known
     counts: list[float] = field(default_factory=list)  # where the last stage is, with count_fn
-    losses: dict[int, torch.Tensor] = field(default_factory=dict)  # filled where the last stage is
+    losses: Losses = field(default_factory=lambda: Losses())  # filled where the last stage is
     outputs: dict[int, Any] = field(default_factory=dict)
 
 

@@ -180,7 +180,7 @@ class Operations:
     def _keep_result(self, microbatch: int, output: Any, loss: torch.Tensor | None) -> None:
         state = self._state
         if loss is not None:
-            state.batch.losses[microbatch] = loss
+            state.batch.losses.keep(microbatch, loss)
         if state.batch.return_outputs:
             state.batch.outputs[microbatch] = _detached(output)
 

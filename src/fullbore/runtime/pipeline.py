@@ -364,7 +364,7 @@ class Pipeline:
         microbatches = range(self._setup.schedule.microbatches)
         return StepResult(
             loss=loss,
-            losses=[batch.losses[m] for m in microbatches] if last and batch.losses else None,
+            losses=batch.losses.tensors() if last and batch.losses else None,
             outputs=[batch.outputs[m] for m in microbatches] if batch.outputs else None,
             step_s=step_s,
             timeline=assemble(records, name=self._setup.schedule.name) if records else None,

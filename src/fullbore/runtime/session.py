@@ -255,9 +255,8 @@ class Session:
         return agree
 
     def _share_loss(self, batch: Batch) -> float | None:
-        losses = [loss.double().reshape(()) for loss in batch.losses.values()]
-        here = float(torch.stack(losses).sum()) if losses else 0.0
-        total, given, counted = self.world.total([here, float(len(losses)), sum(batch.counts)])
+        here = [batch.losses.sum(), float(len(batch.losses)), sum(batch.counts)]
+        total, given, counted = self.world.total(here)
         if not given:
             return None
         if self._setup.count_fn is not None:

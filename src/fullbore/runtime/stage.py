@@ -93,8 +93,8 @@ class StageRunner:
         target: Any,
         train: bool,  # noqa: FBT001
     ) -> Any:
-        """Run the module; returns its output (on the last stage the pair of output and detached
-        loss, the loss None where there is no target to an evaluation).
+        """Run the module; returns its output (on the last stage the pair of output and loss,
+        the loss None where there is no target to an evaluation).
 
         value: the stage's input; a tuple is given as several arguments. leaves: its tensors, as
         they arrived; those that want a gradient get it in `backward`.
@@ -127,10 +127,9 @@ class StageRunner:
         if target is None and not train:
             return output, None
         loss = self._loss(output, target)
-        value = loss.detach()
         if train:
-            self._remember(microbatch, [loss], leaves, loss=value)
-        return output, value
+            self._remember(microbatch, [loss], leaves, loss=loss)
+        return output, loss
 
     def _remember(
         self,

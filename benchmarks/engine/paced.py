@@ -1,0 +1,240 @@
+"""How close to the simulated time does an engine come when everything but the arithmetic is real?
+
+Each stage's compute is a sleep of known length; processes, messages, autograd and the engine are
+real. Fullbore and torch.distributed.pipelining run in turn in one pool of processes, and so does
+the floor: the same order of actions over bare isend and irecv, each receive posted in advance, with
+sleeps and no autograd.
+
+Sleeping ranks take no core, so that 8 ranks can share two; what their messages and wake-ups cost
+there is part of the result. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pool
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from fullbore import schedules
+from fullbore.cost import Costs
+from fullbore.ir import Kind, Schedule
+from fullbore.passes import insert_communication
+from fullbore.runtime import PacedStage, Pipeline, paced_loss
+from fullbore.sim import simulate
+from fullbore.timeline import summarize
+
+SUMMARY = "sleeping stages: excess over the simulated time, ours, torch's, and bare messages"
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One job: P ranks, M microbatches, seconds of a whole rank, bytes of one activation."""
+
+    ranks: int
+    microbatches: int
+    forward_s: float
+    backward_s: float
+    message_bytes: int
+    steps: int
+    rounds: int
+    names: tuple[str, ...]
+
+    def schedule(self, name: str) -> Schedule:
+        """The schedule; two virtual stages where it interleaves."""
+        virtual_stages = 2 if name == "interleaved" else None
+        return schedules.build(
+            name,
+            ranks=self.ranks,
+            microbatches=self.microbatches,
+            virtual_stages=virtual_stages,
+        )
+
+    def stage(self, schedule: Schedule) -> PacedStage:
+        """A stage that sleeps its share of the rank's time."""
+        v = schedule.virtual_stages
+        return PacedStage(forward_s=self.forward_s / v, backward_s=self.backward_s / v)
+
+    def inputs(self) -> torch.Tensor:
+        """A batch of M activations of message_bytes each, float32."""
+        return torch.zeros(self.microbatches, self.message_bytes // 4)
+
+
+def fullbore_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
+    """A step of ours."""
+    stages = {s: setting.stage(schedule) for s in schedule.placement.stages_of(rank)}
+    pipe = Pipeline(stages, schedule, paced_loss)
+    x = setting.inputs()
+    return lambda: void(pipe.step(x, x))
+
+
+def torch_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
+    """A step of torch.distributed.pipelining's schedule of the same name."""
+    kinds: dict[str, Any] = {
+        "gpipe": torch_schedules.ScheduleGPipe,
+        "1f1b": torch_schedules.Schedule1F1B,
+        "interleaved": torch_schedules.ScheduleInterleaved1F1B,
+    }
+    device, x = torch.device("cpu"), setting.inputs()
+    stages = [
+        PipelineStage(setting.stage(schedule), s, schedule.stages, device)
+        for s in schedule.placement.stages_of(rank)
+    ]
+    given = stages if schedule.name == "interleaved" else stages[0]
+    made = kinds[schedule.name](given, setting.microbatches, loss_fn=paced_loss)
+    first, last = rank == 0, rank == setting.ranks - 1
+
+    def step() -> None:
+        made.step(*([x] if first else []), **({"target": x, "losses": []} if last else {}))
+
+    return step
+
+
+def floor_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
+    """The same actions as sleeps and bare messages: every receive is posted before the first."""
+    program = insert_communication(schedule).programs[rank]
+    v, width = schedule.virtual_stages, setting.message_bytes // 4
+    groups = {
+        (a, b): dist.new_group([a, b])
+        for a in range(setting.ranks)
+        for b in ((a - 1) % setting.ranks, (a + 1) % setting.ranks)
+        if a != b
+    }
+    rank_of = schedule.placement.stage_to_rank
+    seconds = {Kind.F: setting.forward_s / v, Kind.B: setting.backward_s / v}
+    output = torch.zeros(width)
+
+    def peer(action: Any) -> int:
+        up = action.kind in (Kind.RECV_F, Kind.SEND_B)
+        return rank_of[action.stage + (-1 if up else 1)]
+
+    def step() -> None:
+        dist.barrier()
+        receives = {
+            action: dist.irecv(torch.empty(width), peer(action), group=groups[peer(action), rank])
+            for action in program
+            if action.kind in (Kind.RECV_F, Kind.RECV_B)
+        }
+        sends = []
+        for action in program:
+            if action.kind in seconds:
+                time.sleep(seconds[action.kind])
+            elif action in receives:
+                receives[action].wait()
+            else:
+                sends.append(dist.isend(output, peer(action), group=groups[rank, peer(action)]))
+        for send in sends:
+            send.wait()
+
+    return step
+
+
+def void(_: object) -> None:
+    """Drop a result at once."""
+
+
+MAKERS = {"fullbore": fullbore_step, "torch": torch_step, "floor": floor_step}
+
+
+def measure(rank: int, setting: Setting) -> dict[str, list[float]]:
+    """Step times in seconds by engine and schedule, barrier to barrier, engines taking turns."""
+    made = {
+        (engine, name): maker(setting.schedule(name), setting, rank)
+        for name in setting.names
+        for engine, maker in MAKERS.items()
+    }
+    times: dict[str, list[float]] = {}
+    for round_ in range(setting.rounds + 1):
+        for (engine, name), step in made.items():
+            for _ in range(setting.steps):
+                dist.barrier()
+                begun_s = time.perf_counter()
+                step()
+                dist.barrier()
+                if round_:  # the first round warms up
+                    took_s = time.perf_counter() - begun_s
+                    times.setdefault(f"{engine} {name}", []).append(took_s)
+    return times
+
+
+def rows_of(setting: Setting, times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """A row for each schedule and engine; theory: simulated, with messages that cost nothing."""
+    rows = []
+    busy_s = setting.microbatches * (setting.forward_s + setting.backward_s)
+    for name, engine in product(setting.names, MAKERS):
+        schedule = setting.schedule(name)
+        v = schedule.virtual_stages
+        costs = Costs.uniform(
+            stages=schedule.stages,
+            forward_s=setting.forward_s / v,
+            backward_s=setting.backward_s / v,
+        )
+        ideal = summarize(simulate(schedule, costs), schedule)
+        step_s = statistics.median(times[f"{engine} {name}"])
+        bubble = 1 - busy_s / step_s
+        rows.append(
+            {
+                "ranks": setting.ranks,
+                "microbatches": setting.microbatches,
+                "message_bytes": setting.message_bytes,
+                "schedule": name,
+                "engine": engine,
+                "step_s": step_s,
+                "bubble_fraction": bubble,
+                "theory": ideal.bubble_fraction,
+                "points_above_theory": 100 * (bubble - ideal.bubble_fraction),
+                "excess_us_an_action": 1e6
+                * (step_s - ideal.makespan_s)
+                / (2 * setting.microbatches * v),
+            }
+        )
+    return rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this benchmark."""
+    parser.add_argument("-p", "--ranks", type=int, nargs="+", default=[8])
+    parser.add_argument("-m", "--microbatches", type=int, nargs="+", default=[16])
+    parser.add_argument("--message-kib", type=int, nargs="+", default=[64])
+    parser.add_argument("--forward-ms", type=float, default=10.0, help="a rank and microbatch")
+    parser.add_argument("--backward-ms", type=float, default=20.0, help="a rank and microbatch")
+    parser.add_argument("--steps", type=int, default=4, help="steps in a row of one engine")
+    parser.add_argument("--rounds", type=int, default=3, help="how often all engines take turns")
+    parser.add_argument("--schedules", nargs="+", default=["gpipe", "1f1b", "interleaved"])
+
+
+def main(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run every combination of P, M and message size; print as they come."""
+    rows: list[dict[str, Any]] = []
+    print(" P   M    KiB  schedule     engine       step   bubble  above theory   over simulated")
+    for ranks, m, kib in product(given.ranks, given.microbatches, given.message_kib):
+        setting = Setting(
+            ranks=ranks,
+            microbatches=m,
+            forward_s=given.forward_ms / 1e3,
+            backward_s=given.backward_ms / 1e3,
+            message_bytes=kib * 1024,
+            steps=given.steps,
+            rounds=given.rounds,
+            names=tuple(given.schedules),
+        )
+        for row in rows_of(setting, pool.run(ranks, measure, setting)[0]):
+            rows.append(row)
+            print(
+                f"{ranks:2} {m:3} {kib:6}  {row['schedule']:12} {row['engine']:9} "
+                f"{row['step_s'] * 1e3:7.1f} ms {row['bubble_fraction']:6.1%} "
+                f"{row['points_above_theory']:9.1f} pt {row['excess_us_an_action']:8.0f} us/action",
+                flush=True,
+            )
+    return rows
