@@ -14,6 +14,7 @@ from fullbore.errors import PipelineError
 from fullbore.runtime.batch import Batch, Learnt
 from fullbore.runtime.control import Control
 from fullbore.runtime.microbatch import signature
+from fullbore.runtime.recorder import ActivationMeter
 from fullbore.runtime.setup import Setup
 
 __all__ = ["Agreement"]
@@ -28,7 +29,7 @@ class Agreement:
         self._numbers: dict[Hashable, int] = {}
         self._circumstances: Hashable = None
 
-    def begin(self, batch: Batch) -> Callable[[], Learnt]:
+    def begin(self, batch: Batch, meter: ActivationMeter | None = None) -> Callable[[], Learnt]:
         """Give the microbatches' signatures numbers that all ranks know; forget if any rank must.
 
         Layouts follow from the inputs' shapes, which the first stage's rank sees, and from
@@ -38,6 +39,8 @@ class Agreement:
         circumstances = _circumstances(self._setup, batch)
         changed, self._circumstances = circumstances != self._circumstances, circumstances
         numbers = self._number(batch)
+        if changed and meter is not None:
+            meter.forget()
         rows = [float(batch.rows or 0) if self._setup.holds(stage) else 0.0 for stage in (0, -1)]
         wait = self._control.begin_total([*numbers, float(changed), *rows])
 
@@ -47,6 +50,8 @@ class Agreement:
             batch.signatures = [int(number) for number in agreed]
             if changes:
                 self.learnt = Learnt()
+            if changes > changed and meter is not None:  # elsewhere, too
+                meter.forget()
             return self.learnt
 
         return agree
@@ -80,7 +85,8 @@ class Agreement:
             (signature(value), signature(kwargs), batch.train)
             for value, kwargs in zip(batch.inputs, batch.kwargs, strict=True)
         ]
-        return [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
+        batch.signatures = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
+        return batch.signatures
 
 
 def _circumstances(setup: Setup, batch: Batch) -> Hashable:

@@ -155,7 +155,7 @@ class Operations:
             kwargs, target = batch.kwargs[microbatch], batch.targets[microbatch]
             if meter is None:
                 return runner.forward(microbatch, value, leaves, kwargs, target, batch.train)
-            with meter.forward(stage, microbatch):
+            with meter.forward(stage, microbatch, batch.signatures[microbatch]):
                 return runner.forward(microbatch, value, leaves, kwargs, target, batch.train)
 
         return forward
@@ -259,7 +259,8 @@ class Operations:
         def backward_input() -> None:
             result.value = runner.backward_input(microbatch, gradients.take())
             if state.meter is not None:
-                state.meter.halved(stage, microbatch, runner.waiting(microbatch))
+                signature = state.batch.signatures[microbatch]
+                state.meter.halved(stage, microbatch, signature, runner.waiting(microbatch))
 
         return backward_input
 

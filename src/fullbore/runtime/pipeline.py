@@ -129,6 +129,7 @@ class Pipeline:
             reduce_dtype=reduce_dtype,
         )
         self.record = record
+        self._meter = ActivationMeter(list(stages.values()), microbatches=schedule.microbatches)
         self._clock, self._life, self._closed = clock, 0, False
         wiring = self._wire()
         agree_on_arguments(wiring, self._setup, record=record)
@@ -288,6 +289,7 @@ class Pipeline:
             raise PipelineError("the pipeline is closed: make another one")
         if self._session.failed:
             self._life += 1
+            self._meter.forget()
             self._session = Session(self._setup, self._wire())
         return self._session
 
@@ -305,7 +307,9 @@ class Pipeline:
             batch = self._batch(inputs, targets, dict(kwargs or {}), train=train)
             batch.return_outputs = return_outputs
         log = SpanLog(self._clock) if self.record else None
-        meter = self._meter(batch) if self.record else None
+        meter = self._meter if self.record else None
+        if meter is not None:
+            meter.begin([batch.inputs, batch.targets, batch.kwargs])
         loss, step_s = session.run(batch, log=log, meter=meter)
         records: list[RankRecord] | None = None
         if log is not None and meter is not None:
@@ -324,11 +328,6 @@ class Pipeline:
             loss=loss,
             step_s=step_s,
             records=records,
-        )
-
-    def _meter(self, batch: Batch) -> ActivationMeter:
-        return ActivationMeter(
-            list(self._setup.stages.values()), [batch.inputs, batch.targets, batch.kwargs]
         )
 
     def _batch(self, inputs: Any, targets: Any, kwargs: dict[str, Any], *, train: bool) -> Batch:

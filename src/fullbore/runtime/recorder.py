@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +159,34 @@ class ActivationMeter:
     halves of a split one those of the inputs and gradients that wait for W.
 
     Parameters, buffers and the caller's own inputs stay whatever happens and do not count. A
-    storage that several saved tensors of one microbatch share counts once.
+    storage that several saved tensors of one microbatch share counts once. Looking at every saved
+    tensor of every microbatch would cost over 1 % of a step, so each is weighed when a microbatch
+    of its shapes comes for the first time, and then one of the M in turn, a step each: the others
+    are taken to weigh what they weighed last.
     """
 
-    def __init__(self, modules: list[nn.Module], inputs: Any) -> None:
-        tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        tensors += [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-        self._staying = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    def __init__(self, modules: Sequence[nn.Module], *, microbatches: int) -> None:
+        self._modules, self._microbatches = modules, microbatches
+        self._staying: set[int] = set()  # addresses of storages
+        self._weights: dict[_Weighed, int] = {}  # as last weighed
+        self._held_weights: dict[_Weighed, int] = {}
+        self._turn = -1
+        self.forget()
+        self.begin(None)
+
+    def forget(self) -> None:
+        """Weigh everything anew: what decides it has changed, or a step has failed."""
+        self._weights.clear()
+        self._held_weights.clear()
+        self._staying = _addresses(
+            t for m in self._modules for t in (*m.parameters(), *m.buffers())
+        )
+
+    def begin(self, inputs: Any) -> None:
+        """A step begins; inputs: any nest of the caller's tensors."""
+        self._turn = (self._turn + 1) % self._microbatches
+        leaves = (t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor))
+        self._given = _addresses(leaves)
         self._saved_bytes: dict[tuple[int, int], int] = {}
         self._live_bytes = 0
         self.peak_bytes = 0
@@ -172,37 +194,60 @@ class ActivationMeter:
         self.held_bytes: dict[int, int] = {}  # the same, between I and W
 
     @contextmanager
-    def forward(self, stage: int, microbatch: int) -> Iterator[None]:
-        """Around a forward: everything saved inside belongs to (stage, microbatch)."""
-        storages: dict[int, int] = {}
+    def forward(self, stage: int, microbatch: int, signature: int) -> Iterator[None]:
+        """Around a forward: everything saved inside belongs to (stage, microbatch).
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._staying:
-                storages[storage.data_ptr()] = storage.nbytes()
-            return tensor.detach()  # a saved output must not hold its own graph
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+        signature: which shapes the microbatch has.
+        """
+        key = (stage, microbatch, signature)
+        if key in self._weights and microbatch != self._turn:
             yield
-        saved = sum(storages.values())
-        self._saved_bytes[stage, microbatch] = saved
-        self._live_bytes += saved
-        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
-        self.stage_bytes[stage] = max(saved, self.stage_bytes.get(stage, 0))
+        else:
+            storages: dict[int, int] = {}
+            with torch.autograd.graph.saved_tensors_hooks(partial(_pack, storages), _unpack):
+                yield
+            self._weights[key] = self._sum(storages)
+        self._add(stage, microbatch, self._weights[key])
+        self.stage_bytes[stage] = max(self._weights[key], self.stage_bytes.get(stage, 0))
 
     def freed(self, stage: int, microbatch: int) -> None:
         """The backward of (stage, microbatch) is done."""
         self._live_bytes -= self._saved_bytes.pop((stage, microbatch), 0)
 
-    def halved(self, stage: int, microbatch: int, waiting: Iterable[torch.Tensor]) -> None:
+    def halved(
+        self, stage: int, microbatch: int, signature: int, waiting: Iterable[torch.Tensor]
+    ) -> None:
         """The I of (stage, microbatch) is done, and these tensors wait for its W."""
-        storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in waiting)}
-        held = sum(size for at, size in storages.items() if at not in self._staying)
+        key = (stage, microbatch, signature)
+        if key not in self._held_weights or microbatch == self._turn:
+            storages = (tensor.untyped_storage() for tensor in waiting)
+            self._held_weights[key] = self._sum({s.data_ptr(): s.nbytes() for s in storages})
+        held = self._held_weights[key]
         self.freed(stage, microbatch)
-        self._saved_bytes[stage, microbatch] = held
-        self._live_bytes += held
-        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+        self._add(stage, microbatch, held)
         self.held_bytes[stage] = max(held, self.held_bytes.get(stage, 0))
+
+    def _sum(self, storages: Mapping[int, int]) -> int:
+        staying = self._staying | self._given
+        return sum(size for address, size in storages.items() if address not in staying)
+
+    def _add(self, stage: int, microbatch: int, size: int) -> None:
+        self._saved_bytes[stage, microbatch] = size
+        self._live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+
+
+_Weighed = tuple[int, int, int]  # stage, microbatch, number of its signature
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _pack(storages: dict[int, int], tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    storages[storage.data_ptr()] = storage.nbytes()
+    return tensor.detach()  # a saved output must not hold its own graph
 
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:

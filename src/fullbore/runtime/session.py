@@ -130,7 +130,7 @@ class Session:
     ) -> tuple[float | None, float]:
         """Run a batch; returns its loss, the same on every rank, and the seconds it took."""
         with self.together("agreeing on the step"):
-            agree = self._agreement.begin(batch)
+            agree = self._agreement.begin(batch, meter)
         begun_s = time.perf_counter()
         self._carry_out(batch, agree, log=log, meter=meter)
         with self.together("sharing the loss"):
