@@ -189,7 +189,7 @@ def with_ahead_and_clipping(
 
     def steps() -> None:
         for step in range(setting.steps):
-            bad = (step + 1) % setting.clipped_every == 0
+            bad = step % setting.clipped_every == 1
             ahead.step(x + float("nan") if bad else x, x)
         ahead.finish()
 

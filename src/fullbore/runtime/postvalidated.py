@@ -88,7 +88,9 @@ class PostValidatedOptimizer:
     """Runs a pipeline's steps and an optimizer's so that no rank waits for the global norm.
 
     optimizer: of this rank's weights, one of torch.optim or an `Undoable`. max_norm: of all ranks'
-    gradients together; None does not clip. Every rank makes one and calls it in the same order.
+    gradients together; None does not clip. check: called with each step that has become certain,
+    when weights are what they should be after it; what it raises, on every rank, ends `step`
+    there. Every rank makes one of these and calls it in the same order.
 
     After a step that was clipped or skipped the next one waits for its norm, since the one after
     mostly is too; as long as that goes on it is as a barrier, and nothing is repeated.
@@ -104,8 +106,9 @@ class PostValidatedOptimizer:
         optimizer: torch.optim.Optimizer | Undoable,
         *,
         max_norm: float | None = None,
+        check: Callable[[Validated], None] | None = None,
     ) -> None:
-        self._pipe = pipe
+        self._pipe, self._check = pipe, check
         self._optimizer: Undoable = (
             _TorchOptimizer(optimizer)
             if isinstance(optimizer, torch.optim.Optimizer)
@@ -133,12 +136,12 @@ class PostValidatedOptimizer:
         ahead = run(follows=self._pending is not None)
         certain = []
         if self._pending is not None:
-            done = self._settle(self._pending)
+            pending, self._pending = self._pending, None
+            done = self._settle(pending)
             if done.clipped or done.skipped:
                 done, self._waits = replace(done, redone=True), True
                 ahead = run(follows=True)
             certain.append(done)
-        self._pending = None
         totals = ahead.begin_totals(votes)
         if self._waits:
             certain.append(self._take_known(ahead, totals()))
@@ -198,6 +201,8 @@ class PostValidatedOptimizer:
             scale_to(ahead.weights, max_norm=self._max_norm, norm=done.grad_norm)
             self._optimizer.step()
         _forget_gradients(ahead)
+        if self._check is not None:
+            self._check(done)
         return done
 
     def _settle(self, pending: _Pending) -> Validated:
@@ -211,6 +216,8 @@ class PostValidatedOptimizer:
             scale_to(pending.ahead.weights, max_norm=self._max_norm, norm=done.grad_norm)
             pending.kept.again()
             _forget_gradients(pending.ahead)
+        if self._check is not None:
+            self._check(done)
         return done
 
     def _judge(self, totals: Totals) -> Validated:
