@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ from torch import nn
 
 from fullbore.cost import Costs
 from fullbore.ir import Action, Kind, Placement, Program, Schedule
-from fullbore.runtime import PacedStage, Pipeline, PostValidatedOptimizer, paced_loss, wake_on_time
+from fullbore.runtime import Pipeline, PostValidatedOptimizer, Validated, paced_loss, wake_on_time
 from fullbore.sim import simulate
 from fullbore.timeline import summarize
 from fullbore.verify import check
@@ -92,17 +93,33 @@ def zb_h2(ranks: int, microbatches: int) -> Schedule:
     )
 
 
+class _Sleep(torch.autograd.Function):
+    """Passes numbers on unchanged, so that one that is none reaches the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, unit_s: float) -> torch.Tensor:  # type: ignore[override]
+        ctx.unit_s = unit_s
+        time.sleep(unit_s)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        time.sleep(ctx.unit_s)
+        return gradient, None
+
+
 class PacedSplit(nn.Module):
-    """Sleeps in F and I as PacedStage does, and in W when its weight's gradient is there."""
+    """Sleeps in F, in I, and in W when its weight's gradient is there."""
 
     def __init__(self, unit_s: float) -> None:
         super().__init__()
-        self.paced = PacedStage(forward_s=unit_s, backward_s=unit_s)
+        self.unit_s = unit_s
         self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
         self.linear.weight.register_post_accumulate_grad_hook(lambda _: time.sleep(unit_s))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.linear(self.paced(x))
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        result: torch.Tensor = self.linear(_Sleep.apply(x, self.unit_s))
         return result
 
 
@@ -117,7 +134,7 @@ def run(rank: int, setting: Setting, store: str, told: str) -> None:
     x = torch.zeros(setting.microbatches * setting.rows, WIDTH)
     ways = [
         make(schedule, setting, rank, x)
-        for make in (with_barrier, with_ahead, with_ahead_and_clipping)
+        for make in (with_barrier, with_ahead, with_ahead_and_bad_steps)
     ]
     times: list[list[float]] = [[] for _ in ways]
     for number in range(setting.rounds + 1):
@@ -167,33 +184,30 @@ def with_barrier(
 
 
 def with_ahead(
-    schedule: Schedule, setting: Setting, rank: int, x: torch.Tensor
+    schedule: Schedule, setting: Setting, rank: int, x: torch.Tensor, *, bad_steps: bool = False
 ) -> Callable[[], None]:
-    """The same, validated late."""
-    ahead = PostValidatedOptimizer(*_parts(schedule, setting, rank), max_norm=MAX_NORM)
-
-    def steps() -> None:
-        for _ in range(setting.steps):
-            ahead.step(x, x)
-        ahead.finish()
-
-    return steps
-
-
-def with_ahead_and_clipping(
-    schedule: Schedule, setting: Setting, rank: int, x: torch.Tensor
-) -> Callable[[], None]:
-    """The same, with a loss that is no number in every n-th step."""
+    """The same, validated late; bad_steps: with a loss that is no number in every n-th step."""
     pipe, optimizer = _parts(schedule, setting, rank)
     ahead = PostValidatedOptimizer(pipe, optimizer, max_norm=MAX_NORM)
+    numbers = range(setting.steps)
+    bad = [n for n in numbers if bad_steps and n % setting.clipped_every == 1]
 
     def steps() -> None:
-        for step in range(setting.steps):
-            bad = step % setting.clipped_every == 1
-            ahead.step(x + float("nan") if bad else x, x)
-        ahead.finish()
+        done: list[Validated] = []
+        for number in numbers:
+            done += ahead.step(x + float("nan") if number in bad else x, x)
+        done += ahead.finish()
+        assert [n for n in numbers if done[n].skipped] == bad
+        assert sum(step.redone for step in done) == len(bad)
 
     return steps
+
+
+def with_ahead_and_bad_steps(
+    schedule: Schedule, setting: Setting, rank: int, x: torch.Tensor
+) -> Callable[[], None]:
+    """Validated late, and now and then wrong."""
+    return with_ahead(schedule, setting, rank, x, bad_steps=True)
 
 
 def main() -> None:
