@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from fullbore.cost import Costs
     from fullbore.ir import Schedule
-    from fullbore.runtime import Pipeline
+    from fullbore.runtime import Pipeline, PostValidatedOptimizer
     from fullbore.timeline import Timeline
 
 __version__ = "0.1.0"
@@ -41,6 +41,7 @@ __all__ = [
     "Costs",
     "FullboreError",
     "Pipeline",
+    "PostValidatedOptimizer",
     "Schedule",
     "Timeline",
     "cost",
@@ -59,6 +60,7 @@ __all__ = [
 _HOMES = {
     "Costs": "fullbore.cost",
     "Pipeline": "fullbore.runtime",
+    "PostValidatedOptimizer": "fullbore.runtime",
     "Schedule": "fullbore.ir",
     "Timeline": "fullbore.timeline",
 }

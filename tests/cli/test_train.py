@@ -294,6 +294,22 @@ def test_a_file_holds_the_same_names_and_the_command_line_wins(
     assert "8 microbatches of 1 x 16 tokens" in found.out
 
 
+def test_without_the_optimizer_s_barrier_every_step_is_written_down(
+    fullbore: Callable[..., Any], folder: Path, tmp_path: Path
+) -> None:
+    options = flags(
+        folder, train_iters=3, save_interval=2, held_out=0.1, eval_interval=2, clip_grad=0.5
+    )
+    runs = []
+    for name, flag in (("late", "--no-optimizer-barrier"), ("barrier", "--optimizer-barrier")):
+        found = fullbore("train", *options, "--save", tmp_path / name, flag)
+        assert found.status == 0, found.err
+        lines = metrics(tmp_path / name)
+        runs.append([(m["step"], m.get("loss"), m.get("held_out_loss")) for m in lines])
+    assert runs[0] == runs[1]
+    assert (tmp_path / "late" / "latest").read_text() == "iter_0000003"
+
+
 def test_unknown_keys_are_named_with_what_was_meant(
     fullbore: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -81,7 +81,11 @@ def run_steps(
     trainer = make_trainer(settings, rank)
     if load is not None:
         trainer.resume(load)
-    reports = [trainer.train_step() for _ in range(steps)]
+    reports = [report for _ in range(steps) for report in trainer.advance()]
+    reports += trainer.settle()
+    assert [report.step for report in reports] == [
+        *range(trainer.step - steps + 1, trainer.step + 1)
+    ]
     if save:
         trainer.save()
     trainer.close()
@@ -128,7 +132,8 @@ def refusal(rank: int, settings: TrainSettings) -> str:
 def poison(rank: int, settings: TrainSettings) -> tuple[str, bool]:
     """A loss that is no number: what is said, and whether the weights are untouched."""
     trainer = make_trainer(settings, rank)
-    trainer.train_step()
+    trainer.advance()
+    trainer.settle()
     stage = next(iter(trainer.stages.values()))
     weight = next(iter(stage.parameters()))
     with torch.no_grad():
@@ -136,7 +141,7 @@ def poison(rank: int, settings: TrainSettings) -> tuple[str, bool]:
     before = weights_of(trainer)
     try:
         for _ in range(20):
-            trainer.train_step()
+            trainer.advance()
     except FullboreError as error:
         after = weights_of(trainer)
         same = all(torch.equal(after[n], before[n]) for n in after if "exp_avg" in n)

@@ -146,8 +146,11 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_whole(folder: Path, tmp_pat
     export(tmp_path, tmp_path / "exported")
 
 
-def test_a_loss_that_is_no_number_stops_the_run_before_it_spreads(folder: Path) -> None:
-    settings = jobs.settings_for(folder, pipeline_model_parallel_size=2)
+@pytest.mark.parametrize("barrier", [True, False])
+def test_a_loss_that_is_no_number_stops_the_run_before_it_spreads(
+    folder: Path, barrier: bool
+) -> None:
+    settings = jobs.settings_for(folder, pipeline_model_parallel_size=2, optimizer_barrier=barrier)
     for said, untouched in run_ranks(jobs.poison, 2, settings):
         assert "the loss of step 2 is nan" in said
         assert untouched

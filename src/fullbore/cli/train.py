@@ -42,6 +42,7 @@ def train(
     weight_decay: flags.WeightDecay = None,
     clip_grad: flags.ClipGrad = None,
     use_distributed_optimizer: flags.DistributedOptimizer = None,
+    optimizer_barrier: flags.OptimizerBarrier = None,
     adam_beta1: flags.AdamBeta1 = None,
     adam_beta2: flags.AdamBeta2 = None,
     adam_eps: flags.AdamEps = None,

@@ -40,6 +40,7 @@ __all__ = [
     "MicroBatchSize",
     "MinLr",
     "Model",
+    "OptimizerBarrier",
     "Overlap",
     "Ranks",
     "Save",
@@ -125,6 +126,14 @@ DistributedOptimizer = Annotated[
         STEPS,
         "--use-distributed-optimizer/--no-use-distributed-optimizer",
         help="Each replica keeps optimizer states of a share of the weights (ZeRO-1).",
+    ),
+]
+OptimizerBarrier = Annotated[
+    bool | None,
+    option(
+        STEPS,
+        "--optimizer-barrier/--no-optimizer-barrier",
+        help="Whether ranks wait for the global norm; without, steps are validated late.",
     ),
 ]
 Schedule = Annotated[

@@ -3,13 +3,18 @@
 from fullbore.runtime.main_grad import gradient_of, set_gradient
 from fullbore.runtime.paced import PacedStage, paced_loss, wake_on_time
 from fullbore.runtime.pipeline import Pipeline, StepResult
+from fullbore.runtime.postvalidated import Kept, PostValidatedOptimizer, Undoable, Validated
 from fullbore.runtime.split import SplitReport
 
 __all__ = [
+    "Kept",
     "PacedStage",
     "Pipeline",
+    "PostValidatedOptimizer",
     "SplitReport",
     "StepResult",
+    "Undoable",
+    "Validated",
     "gradient_of",
     "paced_loss",
     "set_gradient",

@@ -30,6 +30,7 @@ _GRACE_S = 1.5  # how long a rank that failed by itself may take to say so
 _GIVE_UP_S = 3.5
 _POLL_S = 0.02
 _TAG = 0
+_LATE, _TOLD = 2, 3
 
 
 class Control:
@@ -52,6 +53,7 @@ class Control:
         self.rank, self.ranks, self._store = rank, ranks, store
         self.numbers = tuple(range(ranks) if numbers is None else numbers)
         self._side = CpuSide()
+        self._telling: _Posted = []
         self._group = self._side.make_group(
             PrefixStore(name, store), rank=rank, size=ranks, timeout=timeout
         )
@@ -61,39 +63,58 @@ class Control:
         """What messages call this rank."""
         return self.numbers[self.rank]
 
-    def begin_total(self, values: Sequence[float]) -> Callable[[], list[float]]:
+    def begin_total(
+        self, values: Sequence[float], *, late: bool = False
+    ) -> Callable[[], list[float]]:
         """Begin to sum values elementwise over all ranks; the result waits, and gives the sums.
 
         Everyone tells rank 0, and rank 0 tells everyone: two hops, whatever P is, and one where
-        rank 0 comes last. The sums are bitwise the same on every rank.
+        rank 0 comes last. The sums are bitwise the same on every rank. late: other agreements
+        may begin and end before this one is waited for.
         """
+        tag = _LATE if late else _TAG
         mine = torch.tensor(values, dtype=torch.float64)
         if self.ranks == 1:
             return mine.tolist
         if self.rank == 0:
             told = [(rank, torch.empty_like(mine)) for rank in range(1, self.ranks)]
             posted = [
-                (self.numbers[rank], self._group.recv([tensor], rank, _TAG))
-                for rank, tensor in told
+                (self.numbers[rank], self._group.recv([tensor], rank, tag)) for rank, tensor in told
             ]
-            return partial(self._total_at_root, mine, [tensor for _, tensor in told], posted)
+            return partial(self._total_at_root, mine, [tensor for _, tensor in told], posted, tag)
         sums = torch.empty_like(mine)
         root = self.numbers[0]
         posted = [
-            (root, self._group.send([mine], 0, _TAG)),
-            (root, self._group.recv([sums], 0, _TAG)),
+            (root, self._group.send([mine], 0, tag)),
+            (root, self._group.recv([sums], 0, tag)),
         ]
         return partial(_total_elsewhere, sums, posted)
 
     def _total_at_root(
-        self, mine: torch.Tensor, others: list[torch.Tensor], posted: _Posted
+        self, mine: torch.Tensor, others: list[torch.Tensor], posted: _Posted, tag: int
     ) -> list[float]:
         _finish(posted)
         sums = mine.clone()
         for other in others:
             sums += other
-        self._tell_everyone(sums)
+        self._tell_everyone(sums, tag)
         return sums.tolist()
+
+    def begin_to_tell(self, teller: int, values: Sequence[float]) -> Callable[[], list[float]]:
+        """Begin to give one rank's values to all; the result waits, and gives them.
+
+        The others' own values only say how many there are. The teller waits for nobody.
+        """
+        told = torch.tensor(values, dtype=torch.float64)
+        if self.rank != teller:
+            posted = [(self.numbers[teller], self._group.recv([told], teller, _TOLD))]
+            return partial(_total_elsewhere, told, posted)
+        _finish(self._telling)  # of the step before: heard long ago
+        others = [rank for rank in range(self.ranks) if rank != teller]
+        self._telling = [
+            (self.numbers[rank], self._group.send([told], rank, _TOLD)) for rank in others
+        ]
+        return told.tolist
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The elementwise sums over all ranks, on every rank."""
@@ -120,9 +141,9 @@ class Control:
         self.receive(peer, body)
         return pickle.loads(body.numpy().tobytes())
 
-    def _tell_everyone(self, tensor: torch.Tensor) -> None:
+    def _tell_everyone(self, tensor: torch.Tensor, tag: int = _TAG) -> None:
         sent = [
-            (self.numbers[rank], self._group.send([tensor], rank, _TAG))
+            (self.numbers[rank], self._group.send([tensor], rank, tag))
             for rank in range(1, self.ranks)
         ]
         _finish(sent)

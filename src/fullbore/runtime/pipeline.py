@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -24,61 +23,31 @@ from torch import nn
 from fullbore.errors import PipelineError
 from fullbore.ir import Schedule
 from fullbore.passes import forward_only, insert_communication
+from fullbore.runtime.ahead import Ahead
 from fullbore.runtime.arguments import agree_on_arguments, meet
 from fullbore.runtime.batch import Batch
 from fullbore.runtime.device import side_of
 from fullbore.runtime.main_grad import MainGradients
 from fullbore.runtime.microbatch import batch_size, split
-from fullbore.runtime.norm import clip_grad_norm
+from fullbore.runtime.norm import clip_grad_norm, counted_here
 from fullbore.runtime.recorder import (
     ActivationMeter,
     Clock,
     RankRecord,
     SpanLog,
-    assemble,
     clock_offset_s,
 )
+from fullbore.runtime.result import StepResult, result_of
 from fullbore.runtime.session import Session, Setup
-from fullbore.runtime.sharded import is_sharded
 from fullbore.runtime.split import SplitReport
 from fullbore.runtime.stage import CountFunction, LossFunction
 from fullbore.runtime.wiring import Wiring, pairs_of
-from fullbore.timeline import Timeline
 from fullbore.verify import check, links
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Pipeline", "StepResult"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What one step or evaluation gave.
-
-    loss: mean over the microbatches of all replicas (their sum with reduction="sum", over what
-        count_fn counts where there is one), the same on every rank; None where an evaluation had
-        no targets.
-    losses: one scalar tensor a microbatch where the last stage is, else None.
-    outputs: one entry a microbatch where the last stage is, if asked for, else None.
-    step_s: seconds from the ranks' agreement to begin until every rank had the loss.
-    timeline: of all ranks of this replica, on each of them, with record=True.
-    peak_activation_bytes: a rank each, with record=True: most bytes that autograd kept at once.
-    stage_activation_bytes: a stage each, with record=True: most that it kept for one microbatch.
-    stage_held_bytes: a stage each, with record=True where a backward is split: most that waits for
-        one microbatch between I and W.
-    boundary_messages: a rank each, with record=True: most receives posted at once so far.
-    """
-
-    loss: float | None
-    losses: list[torch.Tensor] | None
-    outputs: list[Any] | None
-    step_s: float
-    timeline: Timeline | None = None
-    peak_activation_bytes: tuple[int, ...] | None = None
-    stage_activation_bytes: tuple[int, ...] | None = None
-    stage_held_bytes: tuple[int, ...] | None = None
-    boundary_messages: tuple[int, ...] | None = None
 
 
 class Pipeline:
@@ -166,8 +135,7 @@ class Pipeline:
         agree_on_arguments(wiring, self._setup, record=record)
         self._main_gradients = None
         if main_grad_dtype is not None:
-            weights = {id(p): p for module in stages.values() for p in module.parameters()}
-            self._main_gradients = MainGradients(weights.values(), main_grad_dtype)
+            self._main_gradients = MainGradients(self.weights(), main_grad_dtype)
         self._session = Session(self._setup, wiring)
         if self._session.replicas is not None:
             with self._session.together("making replicas equal"):
@@ -226,13 +194,28 @@ class Pipeline:
         Returns the norm before clipping, the same on every rank. A tied weight counts once, and
         so do the replicas' copies of a weight.
         """
-        session = self._living_session()
-        parameters = list(
-            {id(p): p for m in self._setup.stages.values() for p in m.parameters()}.values()
-        )
-        counted = self._counted(session, parameters)
+        session, parameters = self._living_session(), self.weights()
+        counted = counted_here(parameters, session.tied, is_first_replica=self.replica == 0)
         with session.together("clip_grad_norm"):
             return clip_grad_norm(session.world, parameters, counted=counted, max_norm=max_norm)
+
+    def run_ahead(
+        self,
+        inputs: Any,
+        targets: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        follows: bool,
+    ) -> Ahead:
+        """A step of which no rank waits for all others; see `PostValidatedOptimizer`.
+
+        follows: whether it comes right after another such step; else all ranks agree first.
+        """
+        session = self._living_session()
+        with session.together("preparing the batch"):
+            batch = self._batch(inputs, targets, dict(kwargs or {}), train=True)
+        session.run_ahead(batch, follows=follows)
+        return Ahead(session, batch, self.weights(), is_first_replica=self.replica == 0)
 
     def spread(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
         """Give replicas the values that others of them hold, as ZeRO-1 does after its step.
@@ -272,12 +255,20 @@ class Pipeline:
 
     # -- behind them -----------------------------------------------------------------------------
 
-    def _counted(self, session: Session, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Those whose gradient enters the norm on this rank."""
-        copies = {id(copy) for weight in session.tied for copy in weight.copies}
-        owned = {id(weight.copies[0]) for weight in session.tied if weight.owner}
-        once = [p for p in parameters if id(p) not in copies or id(p) in owned]
-        return [p for p in once if is_sharded(p) or self.replica == 0]
+    def weights(self) -> list[nn.Parameter]:
+        """The parameters of this rank's stages, each once."""
+        stages = self._setup.stages.values()
+        return list({id(p): p for module in stages for p in module.parameters()}.values())
+
+    def buffers(self) -> list[torch.Tensor]:
+        """The buffers of this rank's stages, each once."""
+        stages = self._setup.stages.values()
+        return list({id(b): b for module in stages for b in module.buffers()}.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's stages are."""
+        return self._setup.side.device
 
     @property
     def rank(self) -> int:
@@ -330,7 +321,14 @@ class Pipeline:
                         boundary_messages=session.boundary_messages,
                     )
                 )
-        return self._result(batch, loss, step_s, records)
+        return result_of(
+            batch,
+            name=self._setup.schedule.name,
+            last=self._setup.holds(-1),
+            loss=loss,
+            step_s=step_s,
+            records=records,
+        )
 
     def _batch(self, inputs: Any, targets: Any, kwargs: dict[str, Any], *, train: bool) -> Batch:
         setup, m = self._setup, self._setup.schedule.microbatches
@@ -357,38 +355,9 @@ class Pipeline:
             rows=size,
         )
 
-    def _result(
-        self, batch: Batch, loss: float | None, step_s: float, records: list[RankRecord] | None
-    ) -> StepResult:
-        last = self._setup.holds(-1)
-        microbatches = range(self._setup.schedule.microbatches)
-        return StepResult(
-            loss=loss,
-            losses=batch.losses.tensors() if last and batch.losses else None,
-            outputs=[batch.outputs[m] for m in microbatches] if batch.outputs else None,
-            step_s=step_s,
-            timeline=assemble(records, name=self._setup.schedule.name) if records else None,
-            peak_activation_bytes=tuple(r.peak_bytes for r in records) if records else None,
-            stage_activation_bytes=_by_stage([r.stage_bytes for r in records]) if records else None,
-            stage_held_bytes=_held(records) if records else None,
-            boundary_messages=tuple(r.boundary_messages for r in records) if records else None,
-        )
-
-
-def _held(records: list[RankRecord]) -> tuple[int, ...] | None:
-    """Of each stage; one whose backward is whole holds nothing."""
-    if not any(record.held_bytes for record in records):
-        return None
-    return _by_stage([dict.fromkeys(r.stage_bytes, 0) | r.held_bytes for r in records])
-
 
 def _count(labels: Sequence[Any], count_fn: CountFunction | None) -> list[float]:
     return [] if count_fn is None else [float(count_fn(target)) for target in labels]
-
-
-def _by_stage(ranks: list[dict[int, int]]) -> tuple[int, ...]:
-    of_stage = {stage: size for of_rank in ranks for stage, size in of_rank.items()}
-    return tuple(size for _, size in sorted(of_stage.items()))
 
 
 def _device_of(stages: Mapping[int, nn.Module]) -> torch.device:

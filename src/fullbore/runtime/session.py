@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from fullbore.errors import FullboreError, PipelineError, RankError
+from fullbore.errors import FullboreError, RankError
 from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
+from fullbore.runtime.agreement import Agreement
 from fullbore.runtime.batch import Batch, Learnt
 from fullbore.runtime.control import PeerLostError
-from fullbore.runtime.device import Side
 from fullbore.runtime.executor import Executor
-from fullbore.runtime.microbatch import signature
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.replicas import Edges, Replicas, completion_order
+from fullbore.runtime.setup import Setup
 from fullbore.runtime.sharded import ShardedStages
 from fullbore.runtime.split import SplitReport, split_backward_of
-from fullbore.runtime.stage import CountFunction, LossFunction, StageRunner
+from fullbore.runtime.stage import StageRunner
 from fullbore.runtime.tied import TiedWeight, find_copies
-from fullbore.runtime.wiring import Rendezvous, Wiring
-from fullbore.verify import LinkUse
+from fullbore.runtime.wiring import Wiring
 
 __all__ = ["Session", "Setup"]
 
@@ -37,40 +34,6 @@ _Phase = str
 _RUNNING = "the step's actions"
 _REDUCING = "summing gradients over the replicas"
 _TYING = "summing the gradients of tied weights"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What stays the same over all lives of a pipeline on one rank.
-
-    programs: for training (True) and evaluation (False), sends and receives in place. uses: what
-    each asks of this rank's links. pairs: all directed pairs of ranks that talk. count_fn: see
-    `Pipeline`. reduce_dtype: in which gradients are summed over replicas.
-    """
-
-    rendezvous: Rendezvous
-    side: Side
-    stages: Mapping[int, nn.Module]
-    programs: Mapping[bool, Schedule]
-    uses: Mapping[bool, Sequence[LinkUse]]
-    pairs: Sequence[tuple[int, int]]
-    tied: Sequence[Mapping[int, str]]
-    loss_fn: LossFunction | None
-    mean: bool
-    overlap: bool
-    static_shapes: bool
-    main_grad_dtype: torch.dtype | None = None
-    count_fn: CountFunction | None = None
-    reduce_dtype: torch.dtype | None = None
-
-    @property
-    def schedule(self) -> Schedule:
-        """The training schedule."""
-        return self.programs[True]
-
-    def holds(self, stage: int) -> bool:
-        """Whether this rank holds a stage; -1 is the last one."""
-        return stage % self.schedule.stages in self.stages
 
 
 class Session:
@@ -87,9 +50,7 @@ class Session:
         self._sharded = ShardedStages(setup.stages)
         self.replicas = self._make_replicas()
         self._executors = {train: self._make_executor(train=train) for train in (True, False)}
-        self._learnt = Learnt()
-        self._numbers: dict[Hashable, int] = {}
-        self._circumstances: Hashable = None
+        self._agreement = Agreement(setup, self.control)
         self._executing: Executor | None = None
 
     # -- making ------------------------------------------------------------------------------
@@ -169,8 +130,43 @@ class Session:
     ) -> tuple[float | None, float]:
         """Run a batch; returns its loss, the same on every rank, and the seconds it took."""
         with self.together("agreeing on the step"):
-            agree = self._begin_to_agree(batch, meter)
+            agree = self._agreement.begin(batch, meter)
         begun_s = time.perf_counter()
+        self._carry_out(batch, agree, log=log, meter=meter)
+        with self.together("sharing the loss"):
+            loss = self.loss_of(self.world.total(self.loss_parts(batch)))
+        self._let_go(batch)
+        return loss, time.perf_counter() - begun_s
+
+    def run_ahead(self, batch: Batch, *, follows: bool) -> None:
+        """Run a training batch to the end of this rank's own part, waiting for no rank but where
+        a message of it is needed; the loss is not shared.
+
+        follows: whether the session ran ahead in the step before too; else all ranks agree first.
+        """
+        with self.together("agreeing on the step"):
+            agree = (
+                self._agreement.begin_to_hear(batch) if follows else self._agreement.begin(batch)
+            )
+        self._carry_out(batch, agree, log=None, meter=None)
+        with self.together("letting go of what was sent"):
+            self._let_go(batch)
+
+    def _let_go(self, batch: Batch) -> None:
+        """All messages have been taken, and both ends of each link have seen the same ones."""
+        self._executors[batch.train].finish()
+        if self._setup.static_shapes:
+            self._agreement.learnt.commit()
+
+    def _carry_out(
+        self,
+        batch: Batch,
+        agree: Callable[[], Learnt],
+        *,
+        log: SpanLog | None,
+        meter: ActivationMeter | None,
+    ) -> None:
+        """This rank's actions, to the gradients' last sums."""
         executor = self._executors[batch.train]
         try:
             if batch.train:
@@ -187,12 +183,6 @@ class Session:
                 weight.restore()
             if self.replicas is not None:
                 self.replicas.restore()
-        with self.together("sharing the loss"):
-            loss = self._share_loss(batch)
-        executor.finish()
-        if self._setup.static_shapes:
-            self._learnt.commit()
-        return loss, time.perf_counter() - begun_s
 
     def _begin_gradients(self, batch: Batch) -> None:
         """From here on gradients are this step's alone."""
@@ -220,43 +210,13 @@ class Session:
             for weight in self.tied:
                 weight.reduce()
 
-    def _begin_to_agree(self, batch: Batch, meter: ActivationMeter | None) -> Callable[[], Learnt]:
-        """Give the microbatches' signatures numbers that all ranks know; forget if any rank must.
+    def loss_parts(self, batch: Batch) -> list[float]:
+        """This rank's part of what `loss_of` makes the loss of, to be summed over all ranks."""
+        return [batch.losses.sum(), float(len(batch.losses)), float(sum(batch.counts))]
 
-        Layouts follow from the inputs' shapes, which the first stage's rank sees, and from
-        circumstances, of which every rank sees its own. The answer is waited for only where a
-        rank is about to talk: the first stage computes meanwhile.
-        """
-        circumstances = _circumstances(self._setup, batch)
-        changed, self._circumstances = circumstances != self._circumstances, circumstances
-        numbers = [0] * len(batch.inputs)
-        if self._setup.holds(0):
-            keys = [
-                (signature(value), signature(kwargs), batch.train)
-                for value, kwargs in zip(batch.inputs, batch.kwargs, strict=True)
-            ]
-            numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
-            batch.signatures = numbers
-        if changed and meter is not None:
-            meter.forget()
-        rows = [float(batch.rows or 0) if self._setup.holds(stage) else 0.0 for stage in (0, -1)]
-        wait = self.control.begin_total([*numbers, float(changed), *rows])
-
-        def agree() -> Learnt:
-            *agreed, changes, input_rows, target_rows = wait()
-            _check_rows(int(input_rows), int(target_rows))
-            batch.signatures = [int(number) for number in agreed]
-            if changes:
-                self._learnt = Learnt()
-            if changes > changed and meter is not None:  # elsewhere, too
-                meter.forget()
-            return self._learnt
-
-        return agree
-
-    def _share_loss(self, batch: Batch) -> float | None:
-        here = [batch.losses.sum(), float(len(batch.losses)), sum(batch.counts)]
-        total, given, counted = self.world.total(here)
+    def loss_of(self, totals: Sequence[float]) -> float | None:
+        """The step's loss; None where no rank had one."""
+        total, given, counted = totals
         if not given:
             return None
         if self._setup.count_fn is not None:
@@ -340,26 +300,6 @@ class Session:
             return None
         source = self._executing.source_of(action)
         return str(source[1]) if source else None
-
-
-def _circumstances(setup: Setup, batch: Batch) -> Hashable:
-    """What decides the layouts of this rank's messages beside the step's inputs."""
-    weights = (p for module in setup.stages.values() for p in module.parameters())
-    kind = setup.side.device.type
-    return (
-        tuple((weight.requires_grad, weight.dtype) for weight in weights),
-        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
-        tuple(signature(kwargs) for kwargs in batch.kwargs if kwargs),
-    )
-
-
-def _check_rows(inputs: int, targets: int) -> None:
-    """Where first and last stage are on two ranks, neither sees the other's batch; 0: unknown."""
-    if inputs and targets and inputs != targets:
-        raise PipelineError(
-            f"the inputs have {inputs} rows along dimension 0, the targets {targets}: both are "
-            "split along it; if that is not meant, give a list with one entry a microbatch"
-        )
 
 
 def _ranks_of(names: Mapping[int, str], schedule: Schedule) -> tuple[int, ...]:

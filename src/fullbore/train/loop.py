@@ -32,7 +32,7 @@ def train(trainer: Trainer, *, observer: Observer, should_stop: Callable[[], boo
     steps, at the end, and before stopping; the model is exported at the end. Returns whether the
     run came to its end. Raises FullboreError.
     """
-    settings, team = trainer.settings, trainer.team
+    settings = trainer.settings
     _check_target(trainer)
     if settings.load is not None:
         trainer.resume(settings.load)
@@ -40,21 +40,32 @@ def train(trainer: Trainer, *, observer: Observer, should_stop: Callable[[], boo
     _evaluate(trainer, observer)
     saved_at = trainer.step
     while trainer.step < settings.train_iters:
-        if team.any(should_stop()):
+        if trainer.is_asked_to_stop(should_stop()):
+            _settle(trainer, observer)
             if saved_at != trainer.step:
                 observer.saved(trainer.save())
             observer.stopped(trainer.step)
             return False
-        observer.stepped(trainer.train_step())
+        for report in trainer.advance():
+            observer.stepped(report)
+        if _is_due(settings.eval_interval, trainer) or _is_due(settings.save_interval, trainer):
+            _settle(trainer, observer)
         if _is_due(settings.eval_interval, trainer):
             _evaluate(trainer, observer)
         if _is_due(settings.save_interval, trainer):
             observer.saved(trainer.save())
             saved_at = trainer.step
+    _settle(trainer, observer)
     if saved_at != trainer.step:
         observer.saved(trainer.save())
     _export(trainer, observer)
     return True
+
+
+def _settle(trainer: Trainer, observer: Observer) -> None:
+    """Weights are about to be read: let every step be certain."""
+    for report in trainer.settle():
+        observer.stepped(report)
 
 
 def _is_due(interval: int | None, trainer: Trainer) -> bool:

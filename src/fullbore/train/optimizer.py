@@ -9,7 +9,7 @@ of some weights only, steps those, and hands the results round.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from fullbore.runtime import gradient_of, set_gradient
 from fullbore.train.settings import TrainSettings
 from fullbore.train.stages import Stage
 
-__all__ = ["Optimizer", "Shares", "learning_rate", "named_weights", "owners_of"]
+__all__ = ["KeptStep", "Optimizer", "Shares", "learning_rate", "named_weights", "owners_of"]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -123,6 +123,17 @@ class Optimizer:
         self._adamw.zero_grad()
         self.drop_gradients()
 
+    def keep(self, *, lr: float) -> KeptStep:
+        """A copy of what a step changes, and how to take that step once more."""
+        return KeptStep(self, list(self._changing()), lr)
+
+    def _changing(self) -> Iterator[Tensor]:
+        """Main weights, moments and counts of steps."""
+        for copies in self._main.values():
+            for main in copies:
+                yield main.detach()
+                yield from (self._adamw.state[main][name] for name in (*_MOMENTS, "step"))
+
     def refresh(self) -> None:
         """Copy the main weights to the stages' own, after a step or after reading a checkpoint.
 
@@ -175,6 +186,24 @@ class Optimizer:
             for name, mains in self._main.items()
             for weight, main in zip(self._weights[name], mains, strict=True)
         ]
+
+
+class KeptStep:
+    """What an optimizer was before a step; see `fullbore.runtime.Kept`."""
+
+    def __init__(self, optimizer: Optimizer, changing: Sequence[Tensor], lr: float) -> None:
+        self._optimizer, self._lr = optimizer, lr
+        self._copies = [(tensor, tensor.clone()) for tensor in changing]
+
+    def undo(self) -> None:
+        """Put it back."""
+        for tensor, value in self._copies:
+            tensor.copy_(value)
+        self._optimizer.refresh()
+
+    def again(self) -> None:
+        """Apply the gradients that weights hold, at the learning rate of then."""
+        self._optimizer.step(lr=self._lr)
 
 
 def _main_of(weight: nn.Parameter) -> nn.Parameter:

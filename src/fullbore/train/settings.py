@@ -35,7 +35,8 @@ class TrainSettings(BaseModel):
     Sizes of batches count sequences, seq_length tokens, intervals steps; clip_grad 0 means no
     clipping. stage_layers: layers of each stage by hand, in the model's order. threads: compute
     threads of a rank; None shares the cores out. use_distributed_optimizer: each of the D replicas
-    keeps the optimizer's state of a D-th of the weights.
+    keeps the optimizer's state of a D-th of the weights. optimizer_barrier: whether all ranks wait
+    for the global norm before they step; without it steps are validated late.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -49,6 +50,7 @@ class TrainSettings(BaseModel):
     pipeline_model_parallel_size: int = 1
     data_parallel_size: int = 1
     use_distributed_optimizer: bool = False
+    optimizer_barrier: bool = True
     num_layers_per_virtual_pipeline_stage: int | None = None
     num_virtual_stages_per_pipeline_rank: int | None = None
     microbatch_group_size_per_virtual_pipeline_stage: int | None = None

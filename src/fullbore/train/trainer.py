@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fullbore.timeline import Timeline, summarize
 from fullbore.train import checkpoint as checkpoints
 from fullbore.train.batches import Batch, Batches
 from fullbore.train.build import build_stage, empty_model
+from fullbore.train.late import Certain, LateSteps
 from fullbore.train.optimizer import Optimizer, Shares, learning_rate, named_weights
 from fullbore.train.peak import peak_flops
 from fullbore.train.plan import Plan, make_plan
@@ -96,7 +97,7 @@ class Trainer:
             device=device,
             tied=shared_weights(self.plan.anatomy, self.plan.parts),
             overlap_p2p=settings.overlap_p2p_communication,
-            record=record,
+            record=record and settings.optimizer_barrier,
             main_grad_dtype=torch.float32 if settings.bf16 else None,
         )
         shares = None
@@ -105,27 +106,67 @@ class Trainer:
         self.optimizer = Optimizer(
             named_weights(list(self.stages.values())), settings, shares=shares
         )
+        self._late: LateSteps | None = None
+        if not settings.optimizer_barrier:
+            self._late = LateSteps(
+                self.pipe,
+                self.optimizer,
+                clip_grad=settings.clip_grad,
+                check=self._check,
+                clock=clock,
+            )
+        self._stop, self._certain_steps = False, 0
         self.peak_flops = sum(team.gather(peak_flops(device, self._dtype, clock=clock)))
         torch.manual_seed(settings.seed + team.rank)  # last: dropout must not depend on the above
 
     # -- what a run does -----------------------------------------------------------------------
 
-    def train_step(self) -> StepReport:
-        """One step: M microbatches through the pipeline, clip, AdamW.
+    def advance(self) -> list[StepReport]:
+        """One more step; the reports of those that have become certain: this one, or without
+        the optimizer's barrier mostly the one before. Raises as `train_step`.
+        """
+        if self._late is None:
+            return [self.train_step()]
+        batch = self._batch_at(self.train_batches, self.sequences)
+        lr = learning_rate(self.settings, self.step)
+        inputs, targets = batch.inputs.to(self.device), batch.targets.to(self.device)
+        certain = self._late.step(inputs, targets, lr=lr, stop=self._stop)
+        self.step += 1
+        self.sequences += self.settings.step_sequences
+        return self._late_reports(certain)
 
-        Raises RankError where a rank fails, PipelineError where the loss is no number; weights
-        are then those of the step before.
+    def settle(self) -> list[StepReport]:
+        """Wait until every step is certain, as before weights are read; their reports."""
+        return [] if self._late is None else self._late_reports(self._late.finish())
+
+    def is_asked_to_stop(self, stop: bool) -> bool:  # noqa: FBT001
+        """Whether any rank is; stop: whether this one is. Without the optimizer's barrier the
+        others hear of it with the steps that become certain.
+        """
+        if self._late is None:
+            return self.team.any(stop)
+        self._stop = stop
+        return self._late.stop_asked
+
+    def train_step(self) -> StepReport:
+        """One step with a barrier: M microbatches through the pipeline, clip, AdamW.
+
+        Raises RankError where a rank fails, PipelineError where loss or gradient is no number;
+        weights are then those of the step before.
         """
         start_s = self._clock()
         batch = self._batch_at(self.train_batches, self.sequences)
         lr = learning_rate(self.settings, self.step)
         result = self.pipe.step(batch.inputs.to(self.device), batch.targets.to(self.device))
-        loss = self._check_loss(result)
+        loss = self._check_number("loss", result.loss)
         norm = self.pipe.clip_grad_norm(self.settings.clip_grad or math.inf)
+        self._check_number("gradient's norm", norm)
         self.optimizer.step(lr=lr)
         self.step += 1
         self.sequences += self.settings.step_sequences
-        return self._report(result, loss, lr, norm, self._clock() - start_s)
+        self._certain_steps = self.step
+        figures = Certain(loss=loss, grad_norm=norm, lr=lr, step_s=self._clock() - start_s)
+        return self._report(figures, result, step=self.step)
 
     def evaluate(self) -> float | None:
         """Mean loss over the held-out batches; None where nothing is held out."""
@@ -279,21 +320,38 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(random[f"random.{self.team.rank}.cuda"], self.device)
         self.step, self.sequences = progress.step, progress.sequences
+        self._certain_steps = self.step
 
     # -- figures -------------------------------------------------------------------------------
 
-    def _check_loss(self, result: StepResult) -> float:
-        if result.loss is None or not math.isfinite(result.loss):
+    def _check(self, loss: float | None, norm: float) -> None:
+        """Of the step that has just become certain."""
+        self._check_number("loss", loss)
+        self._check_number("gradient's norm", norm)
+        self._certain_steps += 1
+
+    def _check_number(self, what: str, value: float | None) -> float:
+        if value is None or not math.isfinite(value):
             self.optimizer.drop_gradients()
             raise PipelineError(
-                f"the loss of step {self.step + 1} is {result.loss}: the weights are still those "
-                "of the step before; lower --lr, or look at the data"
+                f"the {what} of step {self._certain_steps + 1} is {value}: the weights are still "
+                "those of the step before; lower --lr, or look at the data"
             )
-        return result.loss
+        return value
 
-    def _report(
-        self, result: StepResult, loss: float, lr: float, norm: float, step_s: float
-    ) -> StepReport:
+    def _late_reports(self, certain: Sequence[Certain]) -> list[StepReport]:
+        """Of the last steps that have become certain; nothing of them was recorded."""
+        first = self._certain_steps - len(certain) + 1
+        return [
+            self._report(
+                one,
+                StepResult(loss=one.loss, losses=None, outputs=None, step_s=one.step_s),
+                step=step,
+            )
+            for step, one in enumerate(certain, start=first)
+        ]
+
+    def _report(self, figures: Certain, result: StepResult, step: int) -> StepReport:
         settings = self.settings
         tokens = settings.step_sequences * settings.seq_length
         bubble = None
@@ -301,13 +359,13 @@ class Trainer:
             bubble = summarize(result.timeline, self.plan.schedule).bubble_fraction
         flops = self.plan.costs.step_flops_per_token * tokens
         return StepReport(
-            step=self.step,
-            loss=loss,
-            lr=lr,
-            grad_norm=norm,
-            step_s=step_s,
-            tokens_per_s=tokens / step_s,
-            mfu=flops / step_s / self.peak_flops,
+            step=step,
+            loss=figures.loss,
+            lr=figures.lr,
+            grad_norm=figures.grad_norm,
+            step_s=figures.step_s,
+            tokens_per_s=tokens / figures.step_s,
+            mfu=flops / figures.step_s / self.peak_flops,
             bubble_fraction=bubble,
             timeline=result.timeline,
             peak_activation_bytes=result.peak_activation_bytes,
