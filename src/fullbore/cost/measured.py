@@ -33,6 +33,7 @@ _TIMES = {
     Kind.B: "backward_s",
     Kind.I: "input_grad_s",
     Kind.W: "weight_grad_s",
+    Kind.R: "recompute_s",
 }
 
 

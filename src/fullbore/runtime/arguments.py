@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from fullbore.errors import FullboreError, PipelineError
+from fullbore.ir import Kind
 from fullbore.runtime.session import Setup
 from fullbore.runtime.tied import find_copies
 from fullbore.runtime.wiring import Wiring
@@ -33,6 +34,7 @@ def _common(setup: Setup, *, record: bool) -> dict[str, str]:
         "tied weights": str([sorted(names.items()) for names in setup.tied]),
         "values of overlap_p2p": str(setup.overlap),
         "values of static_shapes": str(setup.static_shapes),
+        "values of recompute": str(setup.recompute),
         "values of main_grad_dtype": str(setup.main_grad_dtype),
         "values of record": str(record),
     }
@@ -46,6 +48,11 @@ def _objection(setup: Setup) -> str | None:
         return (
             f"the schedule places stages {list(placed)} here, but modules were given for "
             f"{list(given)}"
+        )
+    recomputes = any(bool((p.kind == Kind.R).any()) for p in setup.schedule.programs)
+    if recomputes and setup.recompute == "none":
+        return (
+            'the schedule places recomputations (R): give recompute="full", or a number of blocks'
         )
     if setup.holds(-1) and setup.loss_fn is None:
         return "the last stage is here, but loss_fn is missing"

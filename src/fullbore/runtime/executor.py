@@ -125,6 +125,8 @@ class Executor:
         this rank's first message.
         """
         self._batch, self._meter, self.at = batch, meter, 0
+        for stage, runner in self._runners.items():
+            runner.tell_restored(None if meter is None else partial(meter.restored, stage))
         carry_out = self._carry_out if log is None else partial(self._carry_out_recorded, log)
         carry_out(0, self._first_message)
         self.at = min(self._first_message, len(self.actions) - 1)
@@ -176,6 +178,7 @@ class Executor:
             Kind.B: self._backward,
             Kind.I: self._backward_input,
             Kind.W: self._backward_weight,
+            Kind.R: self._recompute,
             Kind.SEND_F: self._send_forward,
             Kind.RECV_F: self._receive_forward,
             Kind.SEND_B: self._send_backward,
@@ -234,6 +237,8 @@ class Executor:
         else:
             with self._meter.forward(stage, microbatch):
                 result = forward()
+            if batch.train and self._runners[stage].recomputation is not None:
+                self._meter.kept(stage, microbatch, self._runners[stage].kept(microbatch))
         if self._is_last(stage):
             self._keep_result(microbatch, *result)
         else:
@@ -299,6 +304,9 @@ class Executor:
         result = self._runners[stage].backward(microbatch, gradients)
         self._freed(stage, microbatch)
         self._pass_back(stage, microbatch, result)
+
+    def _recompute(self, stage: int, microbatch: int) -> None:
+        self._runners[stage].recompute(microbatch)
 
     def _backward_input(self, stage: int, microbatch: int) -> None:
         gradients = self._gradients_for(stage, microbatch)

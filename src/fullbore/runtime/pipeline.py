@@ -31,6 +31,7 @@ from fullbore.runtime.executor import Batch
 from fullbore.runtime.main_grad import MainGradients
 from fullbore.runtime.microbatch import batch_size, split
 from fullbore.runtime.norm import clip_grad_norm
+from fullbore.runtime.recompute import Recompute
 from fullbore.runtime.recorder import (
     ActivationMeter,
     Clock,
@@ -95,6 +96,9 @@ class Pipeline:
     static_shapes: False if outputs change their shapes while inputs do not.
     main_grad_dtype: such as torch.float32, for weights in bfloat16: gradients accumulate in it, in
         each weight's `main_grad`, and .grad stays None; set main_grad to None after stepping.
+    recompute: which activations are dropped after a forward and made again for the backward:
+        "none", those of each "full" stage, or of the first N blocks of each stage, one block at a
+        time. A stage has blocks if it is a Sequential or has one ModuleList; else it goes in full.
     timeout_s: how long a rank waits for another before it gives up.
     clock: seconds; a recorder's clock.
 
@@ -117,6 +121,7 @@ class Pipeline:
         record: bool = False,
         static_shapes: bool = True,
         main_grad_dtype: torch.dtype | None = None,
+        recompute: Recompute = "none",
         timeout_s: float = 1800.0,
         clock: Clock = time.perf_counter,
     ) -> None:
@@ -138,6 +143,7 @@ class Pipeline:
             overlap=overlap_p2p,
             static_shapes=static_shapes,
             main_grad_dtype=main_grad_dtype,
+            recompute=recompute,
         )
         self.record = record
         self._clock, self._life, self._closed = clock, 0, False

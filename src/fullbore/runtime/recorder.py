@@ -28,6 +28,7 @@ __all__ = ["ActivationMeter", "Clock", "RankRecord", "SpanLog", "assemble", "clo
 
 Clock = Callable[[], float]
 _PINGS = 32
+_Storages = dict[int, int]  # bytes by address
 
 
 class SpanLog:
@@ -65,6 +66,7 @@ class SpanLog:
             peak_bytes=meter.peak_bytes,
             stage_bytes=dict(meter.stage_bytes),
             held_bytes=dict(meter.held_bytes),
+            input_bytes=dict(meter.input_bytes),
             boundary_messages=boundary_messages,
         )
 
@@ -75,6 +77,7 @@ class RankRecord:
 
     stage_bytes: of each stage here, most bytes that autograd kept for one microbatch.
     held_bytes: of each stage here whose backward is split, most bytes of one between I and W.
+    input_bytes: of each stage here that recomputes, most bytes of one before it does.
     """
 
     kind: np.ndarray[Any, np.dtype[np.int8]]
@@ -85,6 +88,7 @@ class RankRecord:
     peak_bytes: int
     stage_bytes: dict[int, int]
     held_bytes: dict[int, int]
+    input_bytes: dict[int, int]
     boundary_messages: int
 
 
@@ -165,16 +169,18 @@ class ActivationMeter:
         tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
         tensors += [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
         self._staying = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        self._saved_bytes: dict[tuple[int, int], int] = {}
+        self._held: dict[tuple[int, int], _Storages] = {}
+        self._base: dict[tuple[int, int], _Storages] = {}  # of those recomputed, before it
         self._live_bytes = 0
         self.peak_bytes = 0
         self.stage_bytes: dict[int, int] = {}  # most of one microbatch, by stage
         self.held_bytes: dict[int, int] = {}  # the same, between I and W
+        self.input_bytes: dict[int, int] = {}  # the same, before a recomputation
 
     @contextmanager
     def forward(self, stage: int, microbatch: int) -> Iterator[None]:
         """Around a forward: everything saved inside belongs to (stage, microbatch)."""
-        storages: dict[int, int] = {}
+        storages: _Storages = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
@@ -184,25 +190,49 @@ class ActivationMeter:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
             yield
-        saved = sum(storages.values())
-        self._saved_bytes[stage, microbatch] = saved
-        self._live_bytes += saved
-        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
-        self.stage_bytes[stage] = max(saved, self.stage_bytes.get(stage, 0))
+        self._hold(stage, microbatch, storages)
 
-    def freed(self, stage: int, microbatch: int) -> None:
-        """The backward of (stage, microbatch) is done."""
-        self._live_bytes -= self._saved_bytes.pop((stage, microbatch), 0)
+    def kept(self, stage: int, microbatch: int, tensors: Iterable[torch.Tensor]) -> None:
+        """The forward of (stage, microbatch) keeps these too, to be recomputed from."""
+        storages = self._held[stage, microbatch] | self._storages(tensors)
+        self._hold(stage, microbatch, storages)
+        size = sum(storages.values())
+        self.input_bytes[stage] = max(size, self.input_bytes.get(stage, 0))
+
+    def restored(self, stage: int, microbatch: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Recomputation brought these back; where it brought back others before, they are gone."""
+        base = self._base.setdefault((stage, microbatch), self._held[stage, microbatch])
+        self._hold(stage, microbatch, base | self._storages(tensors))
 
     def halved(self, stage: int, microbatch: int, waiting: Iterable[torch.Tensor]) -> None:
         """The I of (stage, microbatch) is done, and these tensors wait for its W."""
-        storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in waiting)}
-        held = sum(size for at, size in storages.items() if at not in self._staying)
         self.freed(stage, microbatch)
-        self._saved_bytes[stage, microbatch] = held
-        self._live_bytes += held
-        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+        storages = self._storages(waiting)
+        self._change(stage, microbatch, storages)
+        held = sum(storages.values())
         self.held_bytes[stage] = max(held, self.held_bytes.get(stage, 0))
+
+    def freed(self, stage: int, microbatch: int) -> None:
+        """The backward of (stage, microbatch) is done."""
+        self._base.pop((stage, microbatch), None)
+        self._live_bytes -= sum(self._held.pop((stage, microbatch), {}).values())
+
+    def _storages(self, tensors: Iterable[torch.Tensor]) -> _Storages:
+        storages = (tensor.untyped_storage() for tensor in tensors)
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        return {at: size for at, size in sizes.items() if at not in self._staying}
+
+    def _hold(self, stage: int, microbatch: int, storages: _Storages) -> None:
+        """What (stage, microbatch) holds from now on, on its way to its backward."""
+        self._change(stage, microbatch, storages)
+        size = sum(storages.values())
+        self.stage_bytes[stage] = max(size, self.stage_bytes.get(stage, 0))
+
+    def _change(self, stage: int, microbatch: int, storages: _Storages) -> None:
+        self._live_bytes -= sum(self._held.get((stage, microbatch), {}).values())
+        self._held[stage, microbatch] = storages
+        self._live_bytes += sum(storages.values())
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
 
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:

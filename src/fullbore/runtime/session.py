@@ -20,6 +20,7 @@ from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.device import Side
 from fullbore.runtime.executor import Batch, Executor, Learnt
 from fullbore.runtime.microbatch import signature
+from fullbore.runtime.recompute import Recompute, recomputation_of
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.split import SplitReport, split_backward_of
 from fullbore.runtime.stage import LossFunction, StageRunner
@@ -54,6 +55,7 @@ class Setup:
     overlap: bool
     static_shapes: bool
     main_grad_dtype: torch.dtype | None = None
+    recompute: Recompute = "none"
 
     @property
     def schedule(self) -> Schedule:
@@ -94,6 +96,7 @@ class Session:
                 loss_fn=setup.loss_fn if stage == last else None,
                 loss_weight=weight,
                 split=split_backward_of(setup.schedule, stage, module),
+                recomputation=recomputation_of(module, setup.recompute),
             )
             for stage, module in setup.stages.items()
         }
@@ -212,6 +215,9 @@ class Session:
     def close(self) -> None:
         """Let go of links and threads."""
         self._wiring.close()
+        for runner in self._runners.values():
+            if runner.recomputation is not None:
+                runner.recomputation.close()
 
     # -- failing -----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ the inputs became. The output itself lives as long as its message, or as autogra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fullbore.errors import PipelineError
 from fullbore.runtime.layout import Layout, flatten
+from fullbore.runtime.recompute import Recomputation, Restored
 from fullbore.runtime.split import SplitBackward
 
 __all__ = ["Gradients", "LossFunction", "StageRunner", "as_leaves", "enter"]
@@ -73,10 +74,13 @@ class StageRunner:
         loss_fn: LossFunction | None,
         loss_weight: float,
         split: SplitBackward | None = None,
+        recomputation: Recomputation | None = None,
     ) -> None:
-        """split: the queues of a stage of which any backward is split."""
+        """split: the queues of a stage of which any backward is split. recomputation: what of it
+        is dropped after a forward and made again.
+        """
         self.module = module
-        self.split = split
+        self.split, self.recomputation = split, recomputation
         self._loss_fn, self._loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
@@ -96,26 +100,39 @@ class StageRunner:
         value: the stage's input; a tuple is given as several arguments. leaves: its tensors, as
         they arrived; those that want a gradient get it in `backward`.
         """
-        arguments = value if isinstance(value, tuple) else (value,)
-        split = self.split if train else None
-        splits = split is not None and microbatch in split.microbatches
-        with split.forward(microbatch) if split is not None and splits else nullcontext():
-            output = self.module(*arguments, **kwargs)
-            if self._loss_fn is None:
-                result, results = output, flatten(output)[1]
+        given = (value, kwargs, target)
+        if not train:
+            return self._call(given)
+        split = self._split_of(microbatch)
+        with nullcontext() if split is None else split.forward(microbatch):
+            if self.recomputation is None:
+                result = self._call(given)
             else:
-                loss = None if target is None and not train else self._loss(output, target)
-                result, results = (output, loss), [] if loss is None else [loss]
-        if train:
-            roots = [tensor for tensor in results if tensor.requires_grad]
-            way_back = self._ways_back[microbatch] = _WayBack(
-                edges=[get_gradient_edge(root) for root in roots],
-                shapes=[(root.shape, root.dtype, root.device) for root in roots],
-                leaves=[leaf for leaf in leaves if leaf.requires_grad],
-            )
-            if split is not None and splits:
-                split.search(microbatch, way_back.edges)
+                result = self.recomputation.run(microbatch, self._call, given)
+        results = flatten(result)[1] if self._loss_fn is None else [result[1]]
+        roots = [tensor for tensor in results if tensor.requires_grad]
+        way_back = self._ways_back[microbatch] = _WayBack(
+            edges=[get_gradient_edge(root) for root in roots],
+            shapes=[(root.shape, root.dtype, root.device) for root in roots],
+            leaves=[leaf for leaf in leaves if leaf.requires_grad],
+        )
+        if split is not None:
+            split.search(microbatch, way_back.edges)
         return result
+
+    def _split_of(self, microbatch: int) -> SplitBackward | None:
+        split = self.split
+        return split if split is not None and microbatch in split.microbatches else None
+
+    def _call(self, given: Any) -> Any:
+        """The module, and the loss behind it where there is one and it can be had."""
+        value, kwargs, target = given
+        arguments = value if isinstance(value, tuple) else (value,)
+        output = self.module(*arguments, **kwargs)
+        if self._loss_fn is None:
+            return output
+        can_have_loss = target is not None or torch.is_grad_enabled()
+        return output, self._loss(output, target) if can_have_loss else None
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
@@ -133,6 +150,8 @@ class StageRunner:
         """
         way_back = self._ways_back.pop(microbatch)
         self._run_back(way_back, gradients)
+        if self.recomputation is not None:
+            self.recomputation.forget(microbatch)
         return _take_gradients(way_back.leaves)
 
     def backward_input(self, microbatch: int, gradients: Gradients | None) -> Gradients:
@@ -146,6 +165,22 @@ class StageRunner:
         assert self.split is not None
         self.split.weight_half(microbatch)
 
+    def recompute(self, microbatch: int) -> None:
+        """R: what its forward did not keep is made again now, ahead of its backward."""
+        split = self._split_of(microbatch)
+        assert self.recomputation is not None
+        with nullcontext() if split is None else split.again(microbatch):
+            self.recomputation.ahead(microbatch)
+
+    def tell_restored(self, told: Restored | None) -> None:
+        """Who is told what recomputations bring back."""
+        if self.recomputation is not None:
+            self.recomputation.restored = told
+
+    def kept(self, microbatch: int) -> Iterable[torch.Tensor]:
+        """What a forward keeps to be recomputed from."""
+        return () if self.recomputation is None else self.recomputation.kept(microbatch)
+
     def waiting(self, microbatch: int) -> Iterator[torch.Tensor]:
         """The tensors that wait between I and W."""
         assert self.split is not None
@@ -156,6 +191,8 @@ class StageRunner:
         self._ways_back.clear()
         if self.split is not None:
             self.split.reset()
+        if self.recomputation is not None:
+            self.recomputation.reset()
 
     def _run_back(self, way_back: _WayBack, gradients: Gradients | None) -> None:
         if gradients is None:  # the last stage: d(step's loss) / d(this microbatch's loss)
