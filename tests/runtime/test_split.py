@@ -11,12 +11,13 @@ from fullbore.runtime import Pipeline
 from fullbore.schedules import gpipe
 
 
-def on_one_rank(stages: list[nn.Module], microbatches: int = 3, delay: int = 1, **options):
-    """A pipeline of one rank that holds all stages, each backward split."""
-    from fullbore.schedules import interleaved
-
-    schedule = interleaved(ranks=1, microbatches=microbatches, virtual_stages=len(stages))
-    return Pipeline(dict(enumerate(stages)), split_backward(schedule, delay=delay), mse, **options)
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small products on several threads wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("loss", [mse, lambda output, target: output.sum()], ids=["mse", "sum"])
