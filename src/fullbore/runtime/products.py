@@ -137,6 +137,11 @@ class Product:
     used_bias: torch.Tensor | None
     hand_over: Callable[[Product, torch.Tensor, torch.Tensor], None]
 
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """Those whose gradients wait."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
     def make(self, x: torch.Tensor, anchor: torch.Tensor | None) -> torch.Tensor:
         """The product of x [..., in].
 

@@ -102,8 +102,11 @@ class SplitBackward:
     def __init__(self, module: nn.Module, *, microbatches: Iterable[int]) -> None:
         self.microbatches = frozenset(microbatches)
         self._names = {id(p): name for name, p in module.named_parameters()}
+        self._parameters = {id(p): p for p in module.parameters()}
         # exact type: a subclass may mean more by a product than its numbers
-        self.weights = {id(p): p for p in module.parameters() if type(p) is nn.Parameter}
+        self.weights = {i: p for i, p in self._parameters.items() if type(p) is nn.Parameter}
+        if _is_compiled(module):
+            self.weights = {}
         self._known: set[int] = set()  # searched for
         self._with_input: set[int] = set()  # used in other ways too
         self._queued: set[int] = set()
@@ -137,10 +140,14 @@ class SplitBackward:
         with self._catching():
             yield
         self._current.is_open = False
-        self._queued.update(self._current.parts)
+        for parts in self._current.parts.values():
+            self._queued.update(id(p) for one in parts for p in one.product.parameters)
 
     @contextmanager
     def _catching(self) -> Iterator[None]:
+        if not self.weights:
+            yield
+            return
         interception.enter(self)
         try:
             yield
@@ -261,7 +268,7 @@ class SplitBackward:
 
     def report(self, stage: int) -> SplitReport:
         """What waited so far, and what went with I."""
-        trained = {i: p for i, p in self.weights.items() if p.requires_grad}
+        trained = {i: p for i, p in self._parameters.items() if p.requires_grad}
         queued = {i: p for i, p in trained.items() if i in self._queued}
         rest = {i: p for i, p in trained.items() if i not in self._queued}
         return SplitReport(
@@ -283,6 +290,18 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has made any part of a stage its own.
+
+    Its graphs hold their own products, and it learns torch's functions by looking them up, which
+    must not happen while they are replaced.
+    """
+    return any(
+        type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
+        for part in module.modules()
+    )
 
 
 def _gate(weight: nn.Parameter) -> torch.Tensor:
