@@ -96,6 +96,7 @@ class Trainer:
             overlap_p2p=settings.overlap_p2p_communication,
             record=record,
             main_grad_dtype=torch.float32 if settings.bf16 else None,
+            recompute=settings.recomputation,
         )
         self.optimizer = Optimizer(named_weights(list(self.stages.values())), settings)
         self.peak_flops = sum(team.gather(peak_flops(device, self._dtype, clock=clock)))
