@@ -35,7 +35,7 @@ from fullbore import schedules
 from fullbore.cost import Costs
 from fullbore.ir import Kind, Schedule
 from fullbore.passes import insert_communication
-from fullbore.runtime import PacedStage, Pipeline, paced_loss
+from fullbore.runtime import PacedStage, Pipeline, paced_loss, wake_on_time
 from fullbore.sim import simulate
 from fullbore.timeline import summarize
 
@@ -155,6 +155,7 @@ MAKERS = {"fullbore": fullbore_step, "torch": torch_step, "floor": floor_step}
 def run_rank(rank: int, setting: Setting, names: list[str], store: str, result: str) -> None:
     """One process: every engine and schedule in turn, several rounds."""
     torch.set_num_threads(1)
+    wake_on_time()
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(store, setting.ranks),

@@ -145,6 +145,19 @@ def test_a_stopped_run_goes_on_under_torchrun(
 
 
 @pytest.mark.slow
+def test_replicas_are_started_and_counted_under_torchrun(folder: Path, tmp_path: Path) -> None:
+    options = flags(folder, save=tmp_path, train_iters=2, data_parallel_size=2)
+    status, said = ran([*FULLBORE, "train", *options, "--use-distributed-optimizer"])
+    assert status == 0, said
+    assert "on 2 replicas of 1 ranks: 1f1b" in said and "2 microbatches of 1 x 16 tokens" in said
+    options = flags(folder, save=tmp_path, load=tmp_path, train_iters=3)
+    status, said = ran([*TORCHRUN, "2", "-m", "fullbore", "train", *options])
+    assert status == 0, said
+    assert "on 2 replicas of 1 ranks" in said and "resumed after step 2" in said
+    assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+
+
+@pytest.mark.slow
 def test_sigterm_to_the_launcher_alone_saves_too(folder: Path, tmp_path: Path) -> None:
     command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
     with started(command) as process:
@@ -202,6 +215,8 @@ def test_an_error_in_the_ranks_is_told_once(folder: Path, tmp_path: Path) -> Non
     ("given", "words"),
     [
         (["-p", 2, "--global-batch-size", 7, "--micro-batch-size", 2], "6 or 8"),
+        (["--data-parallel-size", 3], "6 or 9"),
+        (["--data-parallel-size", 0], "value is 1"),
         (["-p", 2, "-v", 0], "value is 1"),
         (["-p", 4, "-v", 2, "-g", 3, "--global-batch-size", 8], "value is 4"),
         (["-p", 4, "-v", 2, "--global-batch-size", 10], "8 or 12"),

@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 import recorder_jobs as jobs
+import torch
 from gradient_jobs import make
 from pipe_models import WIDTH
 from ranks import run_ranks
+from torch import nn
 
 from fullbore.ir import Kind, dependencies
 from fullbore.passes import insert_communication
+from fullbore.runtime import Pipeline
+from fullbore.schedules import gpipe
 
 
 @pytest.mark.parametrize("case", [("1f1b", 4, None), ("interleaved", 4, 2)], ids=str)
@@ -48,3 +52,31 @@ def test_clocks_that_differ_are_set_to_rank_0() -> None:
 
 def test_nothing_is_recorded_unless_asked_for() -> None:
     assert run_ranks(jobs.unrecorded, 2, 2, ("1f1b", 2, None)) == [(None, None, None)] * 2
+
+
+class _Growing(nn.Module):
+    """Saves its input as often as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.copies = nn.Parameter(torch.ones(WIDTH)), 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum((x.clone() * self.weight).sum() for _ in range(self.copies))  # type: ignore
+
+
+def test_a_stage_that_begins_to_save_more_is_seen_within_m_steps() -> None:
+    stage, m = _Growing(), 3
+    x = torch.ones(m, WIDTH)
+    one = WIDTH * 4
+    with Pipeline({0: stage}, gpipe(ranks=1, microbatches=m), _as_it_is, record=True) as pipe:
+        assert pipe.step(x, x).peak_activation_bytes == (m * one,)
+        stage.copies = 2
+        seen = [pipe.step(x, x).peak_activation_bytes for _ in range(m)]
+        assert seen == [(4 * one,), (5 * one,), (6 * one,)]
+        longer = torch.ones(m, 2, WIDTH)
+        assert pipe.step(longer, longer).peak_activation_bytes == (m * 2 * 2 * one,)
+
+
+def _as_it_is(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output

@@ -56,14 +56,14 @@ def a_sent_tensor_lives_until_it_has_left(rank: int, window: int) -> list[bool]:
     memory = np.full(SIZE, 7.0, dtype=np.float32)
     died = weakref.ref(memory)  # dies with the last tensor on this memory
     link.expect([0, 1], window=window)
-    link.send([torch.from_numpy(memory)], described_by=None, blocking=False)
+    link.send([torch.from_numpy(memory)], blocking=False)
     del memory
     time.sleep(0.3)
     kept = died() is not None
     store.set("still kept", "1")
     if window:
         store.wait(["taken"])
-        link.send([torch.zeros(1)], described_by=None, blocking=False)
+        link.send([torch.zeros(1)], blocking=False)
     gone = _wait_until(lambda: died() is None)
     dist.barrier()
     return [kept, gone]
@@ -77,8 +77,11 @@ def at_most_a_window_is_posted(rank: int, messages: int, window: int) -> list[in
         assert isinstance(link, OutgoingLink)
         link.expect([0] * messages, window=window)
         for number in range(messages):
-            described = flatten(torch.empty(4))[0] if number % 5 == 0 else None
-            link.send([torch.full((4,), float(number))], described_by=described, blocking=False)
+            tensors = [torch.full((4,), float(number))]
+            if number % 5 == 0:
+                link.send_described(layout, tensors)
+            else:
+                link.send(tensors, blocking=False)
         dist.barrier()  # the process must not end before all has left
         return []
     assert isinstance(link, IncomingLink)

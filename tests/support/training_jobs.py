@@ -15,6 +15,7 @@ from torch import nn
 from fullbore.errors import FullboreError
 from fullbore.train.batches import Batches
 from fullbore.train.optimizer import learning_rate
+from fullbore.train.place import mesh_of
 from fullbore.train.settings import TrainSettings
 from fullbore.train.sources import read_tokenizer
 from fullbore.train.team import Team
@@ -46,11 +47,20 @@ def settings_for(folder: Path, **changes: Any) -> TrainSettings:
 
 def make_trainer(settings: TrainSettings, rank: int) -> Trainer:
     """This rank's trainer, in a process that has joined the default group or is alone."""
-    if settings.pipeline_model_parallel_size == 1:
+    if settings.world_size == 1:
         team = Team()
     else:
-        size = dist.get_world_size()
-        team = Team(rank=rank, size=size, local_rank=rank, local_size=size, group=dist.group.WORLD)
+        size, ranks = dist.get_world_size(), settings.pipeline_model_parallel_size
+        replicas = settings.data_parallel_size
+        mesh = mesh_of("cpu", ranks=ranks, replicas=replicas) if replicas > 1 else None
+        team = Team(
+            rank=rank,
+            size=size,
+            local_rank=rank,
+            local_size=size,
+            group=dist.group.WORLD,
+            mesh=mesh,
+        )
     return Trainer(settings, team, device=CPU, cores=2, record=False)
 
 
@@ -189,3 +199,13 @@ def run_figures(
     """Losses and gradient norms of some steps."""
     losses, norms, _ = run_steps(rank, settings, steps=steps)
     return losses, norms
+
+
+def run_several(rank: int, runs: list[tuple[TrainSettings, dict[str, Any]]]) -> list[Any]:
+    """Several runs, one after the other, as `run_steps` does them."""
+    return [run_steps(rank, settings, **options) for settings, options in runs]
+
+
+def evaluate_several(rank: int, settings: list[TrainSettings]) -> list[float | None]:
+    """Held-out losses."""
+    return [evaluate(rank, one)[0] for one in settings]

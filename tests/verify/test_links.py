@@ -88,6 +88,20 @@ def most_held(schedule: Schedule) -> dict[tuple[int, int], int]:
     return dict(most)
 
 
+def returned_by_each(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
+    """What each message brings back: how many from its destination its source had taken."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for program in programs_of(schedule):
+        taken: dict[tuple[int, int], int] = defaultdict(int)
+        for action in program:
+            link = link_of(action, schedule)
+            if link is not None and action.kind in (RECV_F, RECV_B):
+                taken[link] += 1
+            elif link is not None:
+                found[link].append(taken[link[1], link[0]])
+    return dict(found)
+
+
 def assert_exact(schedule: Schedule) -> None:
     channelled = insert_communication(schedule)
     found = links(schedule)
@@ -96,6 +110,9 @@ def assert_exact(schedule: Schedule) -> None:
         channelled
     )
     assert {(link.source, link.destination): link.held for link in found} == most_held(channelled)
+    assert {
+        (link.source, link.destination): link.returned.tolist() for link in found
+    } == returned_by_each(channelled)
 
 
 @settings(max_examples=150)
@@ -172,7 +189,13 @@ def test_messages_taken_early_are_held() -> None:
     )
     use = links(schedule)[0]
     assert use == LinkUse(
-        source=0, destination=1, messages=3, ahead=3, held=3, taken=np.zeros(3, dtype=np.int64)
+        source=0,
+        destination=1,
+        messages=3,
+        ahead=3,
+        held=3,
+        taken=np.zeros(3, dtype=np.int64),
+        returned=np.zeros(3, dtype=np.int64),
     )
     assert use.taken.tolist() == [0, 0, 0]
 

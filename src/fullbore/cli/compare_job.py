@@ -88,6 +88,8 @@ def make_job(asked: Asked) -> Job:
     values[_RANKS] = _ranks(values.get(_RANKS), files)
     values = _with_microbatches(values, asked.microbatches, files)
     _refuse_unused(values, asked)
+    if values.get("data_parallel_size", 1) != 1:
+        raise ConfigError("data_parallel_size is 1 in a comparison: leave it out")
     return (
         _paced_job(asked, values, files, length)
         if asked.paced

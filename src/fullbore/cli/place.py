@@ -10,12 +10,20 @@ from fullbore.errors import ConfigError
 if TYPE_CHECKING:
     from fullbore.train.place import RankPlace
 
-__all__ = ["is_under_torchrun", "place_here"]
+__all__ = ["is_under_torchrun", "place_here", "processes"]
 
 
 def is_under_torchrun() -> bool:
     """Whether this process is one of several that a launcher started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def processes() -> int:
+    """How many processes torchrun has started, 1 without it; ConfigError if it says no number."""
+    try:
+        return int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError as error:
+        raise ConfigError(f"torchrun's environment is broken: {error}") from error
 
 
 def place_here() -> RankPlace:

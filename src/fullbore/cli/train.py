@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fullbore.cli import training_options as flags
-from fullbore.cli.place import is_under_torchrun, place_here
+from fullbore.cli.place import is_under_torchrun, place_here, processes
 
 if TYPE_CHECKING:
     from fullbore.train.settings import TrainSettings
@@ -24,6 +24,7 @@ def train(
     seq_length: flags.SeqLength = None,
     held_out: flags.HeldOut = None,
     pipeline_model_parallel_size: flags.Ranks = None,
+    data_parallel_size: flags.DataParallelSize = None,
     schedule: flags.Schedule = None,
     num_layers_per_virtual_pipeline_stage: flags.LayersPerVirtualStage = None,
     num_virtual_stages_per_pipeline_rank: flags.VirtualStages = None,
@@ -44,6 +45,7 @@ def train(
     lr_warmup_iters: flags.LrWarmupIters = None,
     weight_decay: flags.WeightDecay = None,
     clip_grad: flags.ClipGrad = None,
+    use_distributed_optimizer: flags.DistributedOptimizer = None,
     adam_beta1: flags.AdamBeta1 = None,
     adam_beta2: flags.AdamBeta2 = None,
     adam_eps: flags.AdamEps = None,
@@ -73,8 +75,18 @@ def train(
     given.pop("config", None)
     from_file = read_config(config) if config is not None else {}
     where = "command line" if config is None else f"command line and {config}"
-    settings = TrainSettings.of({**from_file, **given}, where=where)
+    settings = TrainSettings.of(_with_replicas({**from_file, **given}), where=where)
     _run(settings)
+
+
+def _with_replicas(values: dict[str, Any]) -> dict[str, Any]:
+    """Under torchrun the number of replicas follows from that of processes, as in Megatron."""
+    ranks = values.get("pipeline_model_parallel_size", 1)
+    if "data_parallel_size" in values or not is_under_torchrun() or not isinstance(ranks, int):
+        return values
+    if ranks < 1 or processes() % ranks:
+        return values
+    return {**values, "data_parallel_size": processes() // ranks}
 
 
 def _run(settings: TrainSettings) -> None:
@@ -83,12 +95,12 @@ def _run(settings: TrainSettings) -> None:
         _be_rank(settings)
         return
     _check_before_launch(settings)
-    if settings.pipeline_model_parallel_size == 1:
+    if settings.world_size == 1:
         _be_rank(settings)
         return
     from fullbore.train.launch import launch_ranks
 
-    launch_ranks(_be_rank, settings, ranks=settings.pipeline_model_parallel_size)
+    launch_ranks(_be_rank, settings, ranks=settings.world_size)
 
 
 def _check_before_launch(settings: TrainSettings) -> None:

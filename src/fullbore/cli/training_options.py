@@ -20,7 +20,9 @@ __all__ = [
     "Config",
     "Data",
     "DataCachePath",
+    "DataParallelSize",
     "Device",
+    "DistributedOptimizer",
     "EvalInterval",
     "EvalIters",
     "Export",
@@ -110,6 +112,23 @@ Ranks = Annotated[
         "-p",
         metavar="P",
         help="Pipeline ranks; on one machine they are started here.",
+    ),
+]
+DataParallelSize = Annotated[
+    int | None,
+    option(
+        PIPELINE,
+        "--data-parallel-size",
+        metavar="D",
+        help="Replicas of the pipeline, D x P ranks; 1, under torchrun processes / P.",
+    ),
+]
+DistributedOptimizer = Annotated[
+    bool | None,
+    option(
+        STEPS,
+        "--use-distributed-optimizer/--no-use-distributed-optimizer",
+        help="Each replica keeps optimizer states of a share of the weights (ZeRO-1).",
     ),
 ]
 Schedule = Annotated[

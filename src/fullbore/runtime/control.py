@@ -33,14 +33,33 @@ _TAG = 0
 
 
 class Control:
-    """Agreement among the P ranks of a pipeline, over gloo, and the record of a failure."""
+    """Agreement among some ranks, over gloo, and the record of a failure of any of the job's.
 
-    def __init__(self, store: Store, *, rank: int, ranks: int, timeout: timedelta) -> None:
+    store: of all ranks of the job. name: of these, which are the P ranks of one replica or all.
+    rank, ranks: within them. numbers: what messages call them, by default 0, 1, ...
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        ranks: int,
+        timeout: timedelta,
+        name: str = "control",
+        numbers: Sequence[int] | None = None,
+    ) -> None:
         self.rank, self.ranks, self._store = rank, ranks, store
+        self.numbers = tuple(range(ranks) if numbers is None else numbers)
         self._side = CpuSide()
         self._group = self._side.make_group(
-            PrefixStore("control", store), rank=rank, size=ranks, timeout=timeout
+            PrefixStore(name, store), rank=rank, size=ranks, timeout=timeout
         )
+
+    @property
+    def number(self) -> int:
+        """What messages call this rank."""
+        return self.numbers[self.rank]
 
     def begin_total(self, values: Sequence[float]) -> Callable[[], list[float]]:
         """Begin to sum values elementwise over all ranks; the result waits, and gives the sums.
@@ -53,12 +72,16 @@ class Control:
             return mine.tolist
         if self.rank == 0:
             told = [(rank, torch.empty_like(mine)) for rank in range(1, self.ranks)]
-            posted = [(rank, self._group.recv([tensor], rank, _TAG)) for rank, tensor in told]
+            posted = [
+                (self.numbers[rank], self._group.recv([tensor], rank, _TAG))
+                for rank, tensor in told
+            ]
             return partial(self._total_at_root, mine, [tensor for _, tensor in told], posted)
         sums = torch.empty_like(mine)
+        root = self.numbers[0]
         posted = [
-            (0, self._group.send([mine], 0, _TAG)),
-            (0, self._group.recv([sums], 0, _TAG)),
+            (root, self._group.send([mine], 0, _TAG)),
+            (root, self._group.recv([sums], 0, _TAG)),
         ]
         return partial(_total_elsewhere, sums, posted)
 
@@ -98,23 +121,29 @@ class Control:
         return pickle.loads(body.numpy().tobytes())
 
     def _tell_everyone(self, tensor: torch.Tensor) -> None:
-        others = range(1, self.ranks)
-        _finish([(rank, self._group.send([tensor], rank, _TAG)) for rank in others])
+        sent = [
+            (self.numbers[rank], self._group.send([tensor], rank, _TAG))
+            for rank in range(1, self.ranks)
+        ]
+        _finish(sent)
 
     def send(self, peer: int, tensor: torch.Tensor) -> None:
         """Send a small tensor to a peer and wait until it has left."""
-        _finish([(peer, self._group.send([tensor], peer, _TAG))])
+        _finish([(self.numbers[peer], self._group.send([tensor], peer, _TAG))])
 
     def receive(self, peer: int, tensor: torch.Tensor) -> None:
         """Receive a small tensor from a peer."""
-        _finish([(peer, self._group.recv([tensor], peer, _TAG))])
+        _finish([(self.numbers[peer], self._group.recv([tensor], peer, _TAG))])
 
     def abort(self) -> None:
         """Close the control connections at once, so that no rank waits in them."""
         self._side.abort(self._group)
 
     def report(self, *, rank: int, action: str | None, cause: str) -> RankError:
-        """Record that a rank failed, unless a failure is on record; return the one on record."""
+        """Record that a rank failed, unless a failure is on record; return the one on record.
+
+        Ranks go by their numbers, here and in `explain`.
+        """
         record = json.dumps({"rank": rank, "action": action, "cause": cause})
         try:
             kept = self._store.compare_set(_FAILURE, "", record).decode()
@@ -129,7 +158,7 @@ class Control:
         before they close anything; one that says nothing has died.
         """
         try:
-            self._store.set(f"down/{self.rank}", "1")
+            self._store.set(f"down/{self.number}", "1")
             return self._explain(suspects, owed, error)
         except (RuntimeError, dist.DistError) as gone:
             cause = f"its connection closed, and the rendezvous store with it ({_first(str(gone))})"
@@ -145,25 +174,25 @@ class Control:
                 return self._report_silence(silent[0], owed, error)
             time.sleep(_POLL_S)
         cause = f"a connection broke, yet both its ends are alive: the network? ({_first(error)})"
-        return self.report(rank=self.rank, action=owed, cause=cause)
+        return self.report(rank=self.number, action=owed, cause=cause)
 
     def _report_silence(self, rank: int, owed: str | None, error: str) -> RankError:
         how = "the process died without a word (killed, or out of memory?)"
         if "timed out" in error.lower():
             how = "no sign of life within timeout_s (does it hang, or was it stopped?)"
-        cause = f"{how}; rank {self.rank} was waiting for it"
+        cause = f"{how}; rank {self.number} was waiting for it"
         return self.report(rank=rank, action=owed and f"{owed} or before", cause=cause)
 
 
 class PeerLostError(RuntimeError):
-    """The connection to a rank of the pipeline broke while this one waited for it."""
+    """The connection to one of some ranks, by their numbers, broke while this one waited."""
 
-    def __init__(self, peer: int, cause: str) -> None:
+    def __init__(self, peers: Sequence[int], cause: str) -> None:
         super().__init__(cause)
-        self.peer = peer
+        self.peers = peers
 
 
-_Posted = list[tuple[int, dist.Work]]  # each with the rank at its other end
+_Posted = list[tuple[int, dist.Work]]  # each with the number of the rank at its other end
 
 
 def _finish(posted: _Posted) -> None:
@@ -171,7 +200,7 @@ def _finish(posted: _Posted) -> None:
         try:
             work.wait()
         except RuntimeError as error:
-            raise PeerLostError(peer, str(error)) from error
+            raise PeerLostError([peer], str(error)) from error
 
 
 def _pickled(value: Any) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 When has a send completed? NCCL can be asked. Gloo can only be waited for, and a thread that waits
 costs a wake-up a message, which on a busy machine is as much as everything else that the engine
-does for it. So on gloo the schedule itself answers: when a message is sent, it is known how many
-before it must have been taken, in any execution, for this rank to have come so far.
+does for it. So on gloo the schedule itself answers: what has arrived here from a rank proves what
+that rank had taken when it sent it, and what others had; from the first moment at which a send is
+known to have completed, its tensors are no longer held.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Keeper(Protocol):
     def keep(self, works: list[dist.Work], tensors: list[torch.Tensor]) -> None:
         """Hold the tensors of the message just sent."""
 
+    def returned(self, count: int) -> None:
+        """A message has arrived that proves the first `count` of this step's to be taken."""
+
     def finish(self) -> None:
         """The step is over on every rank."""
 
@@ -55,13 +59,16 @@ class CausalKeeper:
         self._taken, self._window, self._sent, self._released = taken, window, 0, 0
 
     def keep(self, works: list[dist.Work], tensors: list[torch.Tensor]) -> None:
-        while self._released < self._taken[self._sent]:
-            self._release()
+        self.returned(self._taken[self._sent])
         self._sent += 1
         self._held.append((works, tensors))
         if len(self._held) > self._window:
             self._released += 1
             self._hand_over(self._held.popleft())
+
+    def returned(self, count: int) -> None:
+        while self._released < count:
+            self._release()
 
     def finish(self) -> None:
         while self._held:
@@ -115,6 +122,9 @@ class PollingKeeper:
 
     def keep(self, works: list[dist.Work], tensors: list[torch.Tensor]) -> None:
         self._held.append((works, tensors))
+        self.finish()
+
+    def returned(self, count: int) -> None:
         self.finish()
 
     def finish(self) -> None:

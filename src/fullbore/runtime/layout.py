@@ -47,6 +47,25 @@ class Layout:
     def __str__(self) -> str:
         return ", ".join("none" if t is None else str(t) for t in self.tensors)
 
+    def is_just(self, value: Any) -> bool:
+        """Whether this is the layout of `value`, a bare tensor: the common case, judged quickly."""
+        if self.structure or type(value) is not torch.Tensor:
+            return False
+        tensor = self.tensors[0]
+        return (
+            tensor is not None
+            and value.shape == tensor.shape
+            and value.dtype is tensor.dtype
+            and value.requires_grad is tensor.requires_grad
+        )
+
+    def as_leaves(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors as leaves of a new graph, wanting gradients where this layout says so."""
+        return [
+            tensor.requires_grad_(described is not None and described.requires_grad)
+            for described, tensor in zip(self.tensors, tensors, strict=True)
+        ]
+
 
 class _TensorHere:
     """Stands in the pickled nest where a tensor was."""

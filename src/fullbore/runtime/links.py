@@ -42,24 +42,18 @@ class OutgoingLink:
         """
         self._keeper.begin(taken, window=window)
 
-    def send(
-        self,
-        tensors: Sequence[torch.Tensor | None],
-        *,
-        described_by: Layout | None,
-        blocking: bool,
-    ) -> None:
-        """Send one message (None and empty tensors take no part); returns at once, or if
-        `blocking` when it has left.
-
-        described_by: the layout to send ahead, where the receiver does not know it.
+    def send(self, tensors: Sequence[torch.Tensor | None], *, blocking: bool) -> None:
+        """Send one message, whose layout the receiver knows (None and empty tensors take no
+        part); returns at once, or if `blocking` when it has left.
         """
         works: list[dist.Work] = []
         kept: list[torch.Tensor] = []
         with self._side.sending():
-            for tensor in (*_header(described_by, self._side.device), *tensors):
+            for tensor in tensors:
                 if tensor is not None and tensor.numel():
-                    whole = tensor.detach().contiguous()
+                    whole = tensor.detach()
+                    if not whole.is_contiguous():
+                        whole = whole.contiguous()
                     works.append(self._group.send([whole], RECEIVER, _TAG))
                     kept.append(whole)
         if blocking:
@@ -67,6 +61,18 @@ class OutgoingLink:
                 work.wait()
             works = []  # gloo would wait for another message if asked again
         self._keeper.keep(works, kept)
+
+    def send_described(self, layout: Layout, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Send one message with its layout ahead of it.
+
+        Returns at once: the receiver posts nothing for a message that it does not know, so to
+        wait here could be a deadlock.
+        """
+        self.send([*_header(layout, self._side.device), *tensors], blocking=False)
+
+    def returned(self, count: int) -> None:
+        """Something has arrived that proves the first `count` messages of the step to be taken."""
+        self._keeper.returned(count)
 
     def finish(self) -> None:
         """The step is over everywhere: every message has been taken."""
@@ -82,10 +88,8 @@ class OutgoingLink:
         self._keeper.close()
 
 
-def _header(layout: Layout | None, device: torch.device) -> list[torch.Tensor]:
+def _header(layout: Layout, device: torch.device) -> list[torch.Tensor]:
     """A layout as two tensors: its length in bytes, then its bytes."""
-    if layout is None:
-        return []
     body = torch.frombuffer(bytearray(pickle.dumps(layout)), dtype=torch.uint8)
     return [torch.tensor([len(body)], device=device), body.to(device)]
 
@@ -152,7 +156,9 @@ class IncomingLink:
     def _receive_all(self, layout: Layout) -> tuple[Tensors, list[dist.Work]]:
         device = self._side.device
         tensors: Tensors = [
-            None if t is None else torch.empty(t.shape, dtype=t.dtype, device=device)
+            None
+            if t is None
+            else torch.empty(t.shape, dtype=t.dtype, device=device, requires_grad=t.requires_grad)
             for t in layout.tensors
         ]
         return tensors, [self._receive(t) for t in tensors if t is not None and t.numel()]

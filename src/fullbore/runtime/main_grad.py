@@ -13,9 +13,10 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-__all__ = ["MainGradients", "gradient_of", "set_gradient"]
+__all__ = ["MainGradients", "gradient_dtype", "gradient_of", "set_gradient"]
 
 _NAME = "main_grad"
+_DTYPE = "_fullbore_main_grad_dtype"
 
 
 def gradient_of(weight: nn.Parameter) -> torch.Tensor | None:
@@ -32,6 +33,12 @@ def set_gradient(weight: nn.Parameter, gradient: torch.Tensor | None) -> None:
         weight.grad = gradient
 
 
+def gradient_dtype(weight: nn.Parameter) -> torch.dtype:
+    """What a weight's gradient accumulates in."""
+    dtype: torch.dtype = vars(weight).get(_DTYPE, weight.dtype)
+    return dtype
+
+
 class MainGradients:
     """Keeps main gradients for those of the weights that have another dtype; `close` ends it.
 
@@ -44,6 +51,7 @@ class MainGradients:
         self._weights = [w for w in weights if w.requires_grad and w.dtype != dtype]
         for weight in self._weights:
             setattr(weight, _NAME, None)
+            setattr(weight, _DTYPE, dtype)
         self._hooks = [
             weight.register_post_accumulate_grad_hook(self._move)  # type: ignore[no-untyped-call]
             for weight in self._weights
@@ -66,4 +74,5 @@ class MainGradients:
             hook.remove()
         for weight in self._weights:
             delattr(weight, _NAME)
+            delattr(weight, _DTYPE)
         self._weights = []

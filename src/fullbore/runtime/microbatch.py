@@ -80,13 +80,16 @@ def signature(value: Any) -> Hashable:
     """What decides the layout of what a stage makes of a value: its nest, and of each tensor the
     shape, the dtype, and whether it wants a gradient.
     """
+    if isinstance(value, torch.Tensor):  # the common case, without the walk
+        return _of_tensor(value)
     leaves, nest = pytree.tree_flatten(value)
     return (
         str(nest),
         tuple(
-            (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
-            if isinstance(leaf, torch.Tensor)
-            else repr(leaf)
-            for leaf in leaves
+            _of_tensor(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
         ),
     )
+
+
+def _of_tensor(tensor: torch.Tensor) -> Hashable:
+    return tuple(tensor.shape), tensor.dtype, tensor.requires_grad

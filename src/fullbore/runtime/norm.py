@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 
 from fullbore.runtime.control import Control
 from fullbore.runtime.main_grad import gradient_of
+from fullbore.runtime.sharded import is_sharded
 
 __all__ = ["clip_grad_norm"]
 
 
 def clip_grad_norm(
     control: Control,
-    parameters: Iterable[nn.Parameter],
+    parameters: Sequence[nn.Parameter],
     *,
     counted: Iterable[nn.Parameter],
     max_norm: float,
@@ -23,14 +24,22 @@ def clip_grad_norm(
     """Scale this rank's gradients so that the 2-norm of all ranks' is at most max_norm.
 
     parameters: all of this rank. counted: those whose gradient enters the norm here (a tied
-    weight enters at one rank only). Returns the norm before clipping, the same on every rank.
+    weight, or one that replicas have copies of, enters at one rank only; of a sharded one each
+    rank's shard). Returns the norm before clipping, the same on every rank.
     """
-    gradients = [g for g in map(gradient_of, counted) if g is not None]
-    squares = [torch.linalg.vector_norm(g, dtype=torch.float64) ** 2 for g in gradients]
+    squares = [
+        torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
+        for gradient in _gradients(counted)
+    ]
     here = float(torch.stack(squares).sum()) if squares else 0.0
     norm = float(control.total([here])[0] ** 0.5)
-    here_too = [g for g in map(gradient_of, parameters) if g is not None]
-    scale = torch.clamp(max_norm / (torch.tensor(norm) + 1e-6), max=1.0)
-    for gradient in here_too:
-        gradient.detach().mul_(scale.to(gradient.device))
+    coefficient = torch.clamp(max_norm / (torch.tensor(norm) + 1e-6), max=1.0)
+    for gradient in _gradients(parameters):
+        gradient.detach().mul_(coefficient.to(gradient.device))
     return norm
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    """The gradients that are here; of a sharded one the shard."""
+    found = [g for g in map(gradient_of, parameters) if g is not None]
+    return [g.to_local() if is_sharded(g) else g for g in found]

@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 
 from fullbore.errors import PipelineError
 from fullbore.ir import Schedule
 from fullbore.passes import forward_only, insert_communication
-from fullbore.runtime.arguments import agree_on_arguments
+from fullbore.runtime.arguments import agree_on_arguments, meet
+from fullbore.runtime.batch import Batch
 from fullbore.runtime.device import side_of
-from fullbore.runtime.executor import Batch
 from fullbore.runtime.main_grad import MainGradients
 from fullbore.runtime.microbatch import batch_size, split
 from fullbore.runtime.norm import clip_grad_norm
@@ -37,45 +35,20 @@ from fullbore.runtime.recorder import (
     Clock,
     RankRecord,
     SpanLog,
-    assemble,
     clock_offset_s,
 )
+from fullbore.runtime.result import StepResult, make_result
 from fullbore.runtime.session import Session, Setup
+from fullbore.runtime.sharded import is_sharded
 from fullbore.runtime.split import SplitReport
-from fullbore.runtime.stage import LossFunction
-from fullbore.runtime.wiring import Rendezvous, Wiring, pairs_of
-from fullbore.timeline import Timeline
+from fullbore.runtime.stage import CountFunction, LossFunction
+from fullbore.runtime.wiring import Wiring, pairs_of
 from fullbore.verify import check, links
 
-__all__ = ["Pipeline", "StepResult"]
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What one step or evaluation gave.
-
-    loss: mean over microbatches (their sum with reduction="sum"), the same on every rank; None
-        where an evaluation had no targets.
-    losses: one scalar tensor a microbatch where the last stage is, else None.
-    outputs: one entry a microbatch where the last stage is, if asked for, else None.
-    step_s: seconds from the ranks' agreement to begin until every rank had the loss.
-    timeline: of all ranks, on every rank, with record=True.
-    peak_activation_bytes: a rank each, with record=True: most bytes that autograd kept at once.
-    stage_activation_bytes: a stage each, with record=True: most that it kept for one microbatch.
-    stage_held_bytes: a stage each, with record=True where a backward is split: most that waits for
-        one microbatch between I and W.
-    boundary_messages: a rank each, with record=True: most receives posted at once so far.
-    """
-
-    loss: float | None
-    losses: list[torch.Tensor] | None
-    outputs: list[Any] | None
-    step_s: float
-    timeline: Timeline | None = None
-    peak_activation_bytes: tuple[int, ...] | None = None
-    stage_activation_bytes: tuple[int, ...] | None = None
-    stage_held_bytes: tuple[int, ...] | None = None
-    boundary_messages: tuple[int, ...] | None = None
+__all__ = ["Pipeline"]
 
 
 class Pipeline:
@@ -88,7 +61,14 @@ class Pipeline:
         tensor with one element. Needed where the last stage is.
     group: the process group whose rank r is pipeline rank r; None: the default group, or no
         group at all for one rank.
-    reduction: gradients are the "mean" over microbatches, or their "sum".
+    mesh: instead of a group, a device mesh with the dimensions "pp" and "dp", in any order: D
+        replicas of a pipeline of P ranks, each with rows of its own. Weights and buffers of all
+        replicas are made equal now, and what a step adds to the gradients is summed over them.
+    reduction: gradients are the "mean" over the microbatches of all replicas, or their "sum".
+    count_fn: called as count_fn(target) for each microbatch where the last stage is; with it
+        loss_fn returns a sum over what it counts (tokens that are not ignored, say), and the
+        step's loss is that sum over the batch of all replicas divided by the total count.
+    reduce_dtype: in which gradients are summed over replicas; None: in their own.
     tied: weights that several stages share, each {stage: parameter name, ...}; their copies are
         made equal now, and their gradients summed after each step.
     overlap_p2p: False makes each send block until it has left, for comparison.
@@ -114,8 +94,11 @@ class Pipeline:
         loss_fn: LossFunction | None = None,
         *,
         group: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
         device: torch.device | str | None = None,
         reduction: Literal["mean", "sum"] = "mean",
+        count_fn: CountFunction | None = None,
+        reduce_dtype: torch.dtype | None = None,
         tied: Sequence[Mapping[int, str]] = (),
         overlap_p2p: bool = True,
         record: bool = False,
@@ -127,9 +110,13 @@ class Pipeline:
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise PipelineError(f'reduction is "mean" or "sum", not {reduction!r}')
+        if count_fn is not None and reduction != "mean":
+            raise PipelineError('count_fn says what the loss is a mean of: use reduction="mean"')
+        if mesh is not None and group is not None:
+            raise PipelineError("group and mesh say the same twice: give one of them")
         check(schedule, blocking_sends=not overlap_p2p)
         programs = {True: insert_communication(schedule), False: forward_only(schedule)}
-        rendezvous = _rendezvous(schedule, group, timedelta(seconds=timeout_s))
+        rendezvous = meet(schedule, group, mesh, timedelta(seconds=timeout_s))
         self._setup = Setup(
             rendezvous=rendezvous,
             side=side_of(torch.device(device) if device else _device_of(stages)),
@@ -144,8 +131,11 @@ class Pipeline:
             static_shapes=static_shapes,
             main_grad_dtype=main_grad_dtype,
             recompute=recompute,
+            count_fn=count_fn,
+            reduce_dtype=reduce_dtype,
         )
         self.record = record
+        self._meter = ActivationMeter(list(stages.values()), microbatches=schedule.microbatches)
         self._clock, self._life, self._closed = clock, 0, False
         wiring = self._wire()
         agree_on_arguments(wiring, self._setup, record=record)
@@ -154,6 +144,9 @@ class Pipeline:
             weights = {id(p): p for module in stages.values() for p in module.parameters()}
             self._main_gradients = MainGradients(weights.values(), main_grad_dtype)
         self._session = Session(self._setup, wiring)
+        if self._session.replicas is not None:
+            with self._session.together("making replicas equal"):
+                self._session.replicas.equalize()
         for weight in self._session.tied:
             weight.equalize()
         self._offset_s = clock_offset_s(wiring.control, clock)
@@ -205,17 +198,27 @@ class Pipeline:
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale all ranks' gradients so that their 2-norm is at most max_norm; every rank calls.
 
-        Returns the norm before clipping, the same on every rank. A tied weight counts once.
+        Returns the norm before clipping, the same on every rank. A tied weight counts once, and
+        so do the replicas' copies of a weight.
         """
         session = self._living_session()
-        copies = {id(copy) for weight in session.tied for copy in weight.copies}
-        owned = {id(weight.copies[0]) for weight in session.tied if weight.owner}
         parameters = list(
             {id(p): p for m in self._setup.stages.values() for p in m.parameters()}.values()
         )
-        counted = [p for p in parameters if id(p) not in copies or id(p) in owned]
+        counted = self._counted(session, parameters)
         with session.together("clip_grad_norm"):
-            return clip_grad_norm(session.control, parameters, counted=counted, max_norm=max_norm)
+            return clip_grad_norm(session.world, parameters, counted=counted, max_norm=max_norm)
+
+    def spread(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Give replicas the values that others of them hold, as ZeRO-1 does after its step.
+
+        tensors: of each replica [D], those whose values it has; filled on the others. Every rank
+        calls, and its replicas with tensors of the same shapes and types.
+        """
+        session = self._living_session()
+        with session.together("giving weights to the other replicas"):
+            if session.replicas is not None:
+                session.replicas.spread(tensors)
 
     def split_report(self) -> tuple[SplitReport, ...]:
         """For each stage here whose backward is split: which weights wait for W, which go with I.
@@ -244,10 +247,22 @@ class Pipeline:
 
     # -- behind them -----------------------------------------------------------------------------
 
+    def _counted(self, session: Session, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Those whose gradient enters the norm on this rank."""
+        copies = {id(copy) for weight in session.tied for copy in weight.copies}
+        owned = {id(weight.copies[0]) for weight in session.tied if weight.owner}
+        once = [p for p in parameters if id(p) not in copies or id(p) in owned]
+        return [p for p in once if is_sharded(p) or self.replica == 0]
+
     @property
     def rank(self) -> int:
-        """This rank within the pipeline."""
+        """This rank within its pipeline."""
         return self._setup.rendezvous.rank
+
+    @property
+    def replica(self) -> int:
+        """Which replica of the pipeline this rank belongs to; 0 without a mesh."""
+        return self._setup.rendezvous.replica
 
     def _wire(self) -> Wiring:
         return Wiring(self._setup.rendezvous, life=self._life, side=self._setup.side)
@@ -258,6 +273,7 @@ class Pipeline:
             raise PipelineError("the pipeline is closed: make another one")
         if self._session.failed:
             self._life += 1
+            self._meter.forget()
             self._session = Session(self._setup, self._wire())
         return self._session
 
@@ -275,7 +291,9 @@ class Pipeline:
             batch = self._batch(inputs, targets, dict(kwargs or {}), train=train)
             batch.return_outputs = return_outputs
         log = SpanLog(self._clock) if self.record else None
-        meter = self._meter(batch) if self.record else None
+        meter = self._meter if self.record else None
+        if meter is not None:
+            meter.begin([batch.inputs, batch.targets, batch.kwargs])
         loss, step_s = session.run(batch, log=log, meter=meter)
         records: list[RankRecord] | None = None
         if log is not None and meter is not None:
@@ -287,11 +305,13 @@ class Pipeline:
                         boundary_messages=session.boundary_messages,
                     )
                 )
-        return self._result(batch, loss, step_s, records)
-
-    def _meter(self, batch: Batch) -> ActivationMeter:
-        return ActivationMeter(
-            list(self._setup.stages.values()), [batch.inputs, batch.targets, batch.kwargs]
+        return make_result(
+            batch,
+            loss=loss,
+            step_s=step_s,
+            records=records,
+            schedule=self._setup.schedule,
+            has_last=self._setup.holds(-1),
         )
 
     def _batch(self, inputs: Any, targets: Any, kwargs: dict[str, Any], *, train: bool) -> Batch:
@@ -306,9 +326,12 @@ class Pipeline:
         if last and targets is None and train:
             raise PipelineError("targets are missing on the rank of the last stage")
         size = batch_size(inputs) if first else batch_size(targets) if last else None
+        parts = split(inputs, m, what="inputs", size=size) if first else [None] * m
+        labels = split(targets, m, what="targets", size=size) if last else [None] * m
         return Batch(
-            inputs=split(inputs, m, what="inputs", size=size) if first else [None] * m,
-            targets=split(targets, m, what="targets", size=size) if last else [None] * m,
+            inputs=parts,
+            targets=labels,
+            counts=_count(labels, setup.count_fn) if last and targets is not None else [],
             kwargs=split(kwargs, m, what="kwargs", size=size),
             signatures=[],
             train=train,
@@ -316,53 +339,9 @@ class Pipeline:
             rows=size,
         )
 
-    def _result(
-        self, batch: Batch, loss: float | None, step_s: float, records: list[RankRecord] | None
-    ) -> StepResult:
-        last = self._setup.holds(-1)
-        microbatches = range(self._setup.schedule.microbatches)
-        return StepResult(
-            loss=loss,
-            losses=[batch.losses[m] for m in microbatches] if last and batch.losses else None,
-            outputs=[batch.outputs[m] for m in microbatches] if batch.outputs else None,
-            step_s=step_s,
-            timeline=assemble(records, name=self._setup.schedule.name) if records else None,
-            peak_activation_bytes=tuple(r.peak_bytes for r in records) if records else None,
-            stage_activation_bytes=_by_stage([r.stage_bytes for r in records]) if records else None,
-            stage_held_bytes=_held(records) if records else None,
-            boundary_messages=tuple(r.boundary_messages for r in records) if records else None,
-        )
 
-
-def _held(records: list[RankRecord]) -> tuple[int, ...] | None:
-    """Of each stage; one whose backward is whole holds nothing."""
-    if not any(record.held_bytes for record in records):
-        return None
-    return _by_stage([dict.fromkeys(r.stage_bytes, 0) | r.held_bytes for r in records])
-
-
-def _rendezvous(
-    schedule: Schedule, group: dist.ProcessGroup | None, timeout: timedelta
-) -> Rendezvous:
-    if group is None and not dist.is_initialized():
-        if schedule.ranks > 1:
-            raise PipelineError(
-                f"the schedule has {schedule.ranks} ranks, but torch.distributed is not "
-                "initialized: start the ranks with torchrun and call init_process_group first"
-            )
-        return Rendezvous(store=HashStore(), rank=0, ranks=1, timeout=timeout)
-    rendezvous = Rendezvous.of(group, timeout=timeout)
-    if rendezvous.ranks != schedule.ranks:
-        raise PipelineError(
-            f"the schedule has {schedule.ranks} ranks, but the process group {rendezvous.ranks}: "
-            f"start {schedule.ranks} processes, or make a schedule for {rendezvous.ranks} ranks"
-        )
-    return rendezvous
-
-
-def _by_stage(ranks: list[dict[int, int]]) -> tuple[int, ...]:
-    of_stage = {stage: size for of_rank in ranks for stage, size in of_rank.items()}
-    return tuple(size for _, size in sorted(of_stage.items()))
+def _count(labels: Sequence[Any], count_fn: CountFunction | None) -> list[float]:
+    return [] if count_fn is None else [float(count_fn(target)) for target in labels]
 
 
 def _device_of(stages: Mapping[int, nn.Module]) -> torch.device:

@@ -11,7 +11,7 @@ way, to begin before the backward does.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from fullbore.errors import PipelineError
 __all__ = ["Recomputation", "Recompute", "Restored", "blocks_of", "recomputation_of"]
 
 Recompute = Literal["none", "full"] | int
-Restored = Callable[[int, list[torch.Tensor]], None]
+Restored = Callable[[int, Iterable[torch.Tensor]], None]
 
 
 @dataclass(slots=True, weakref_slot=True, kw_only=True)
@@ -226,7 +226,7 @@ class Recomputation:
 
     def _tell(self, microbatch: int, regions: Sequence[_Region]) -> None:
         if self.restored is not None:
-            self.restored(microbatch, [t for region in regions for t in region.restored()])
+            self.restored(microbatch, (t for region in regions for t in region.restored()))
 
     def _enter(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """In front of a block."""

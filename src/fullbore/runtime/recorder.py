@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ __all__ = ["ActivationMeter", "Clock", "RankRecord", "SpanLog", "assemble", "clo
 
 Clock = Callable[[], float]
 _PINGS = 32
-_Storages = dict[int, int]  # bytes by address
 
 
 class SpanLog:
@@ -162,15 +162,38 @@ class ActivationMeter:
     halves of a split one those of the inputs and gradients that wait for W.
 
     Parameters, buffers and the caller's own inputs stay whatever happens and do not count. A
-    storage that several saved tensors of one microbatch share counts once.
+    storage that several saved tensors of one microbatch share counts once. Looking at every saved
+    tensor of every microbatch would cost over 1 % of a step, so each is weighed when a microbatch
+    of its shapes comes for the first time, and then one of the M in turn, a step each: the others
+    are taken to weigh what they weighed last.
     """
 
-    def __init__(self, modules: list[nn.Module], inputs: Any) -> None:
-        tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        tensors += [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-        self._staying = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        self._held: dict[tuple[int, int], _Storages] = {}
-        self._base: dict[tuple[int, int], _Storages] = {}  # of those recomputed, before it
+    def __init__(self, modules: Sequence[nn.Module], *, microbatches: int) -> None:
+        self._modules, self._microbatches = modules, microbatches
+        self._staying: set[int] = set()  # addresses of storages
+        self._weights: dict[_Weighed, int] = {}  # as last weighed
+        self._held_weights: dict[_Weighed, int] = {}
+        self._restored_weights: dict[_Weighed, int] = {}
+        self._turn = -1
+        self.forget()
+        self.begin(None)
+
+    def forget(self) -> None:
+        """Weigh everything anew: what decides it has changed, or a step has failed."""
+        self._weights.clear()
+        self._held_weights.clear()
+        self._restored_weights.clear()
+        self._staying = _addresses(
+            t for m in self._modules for t in (*m.parameters(), *m.buffers())
+        )
+
+    def begin(self, inputs: Any) -> None:
+        """A step begins; inputs: any nest of the caller's tensors."""
+        self._turn = (self._turn + 1) % self._microbatches
+        leaves = (t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor))
+        self._given = _addresses(leaves)
+        self._saved_bytes: dict[tuple[int, int], int] = {}
+        self._bases: dict[tuple[int, int], _Base] = {}  # of those that will be recomputed
         self._live_bytes = 0
         self.peak_bytes = 0
         self.stage_bytes: dict[int, int] = {}  # most of one microbatch, by stage
@@ -178,61 +201,98 @@ class ActivationMeter:
         self.input_bytes: dict[int, int] = {}  # the same, before a recomputation
 
     @contextmanager
-    def forward(self, stage: int, microbatch: int) -> Iterator[None]:
-        """Around a forward: everything saved inside belongs to (stage, microbatch)."""
-        storages: _Storages = {}
+    def forward(
+        self, stage: int, microbatch: int, signature: int, kept: Kept | None = None
+    ) -> Iterator[None]:
+        """Around a forward: everything saved inside belongs to (stage, microbatch).
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._staying:
-                storages[storage.data_ptr()] = storage.nbytes()
-            return tensor.detach()  # a saved output must not hold its own graph
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+        signature: which shapes the microbatch has. kept: gives what is kept beside that, to be
+        recomputed from.
+        """
+        key = (stage, microbatch, signature)
+        storages: dict[int, int] = {}
+        if key in self._weights and microbatch != self._turn:
             yield
-        self._hold(stage, microbatch, storages)
-
-    def kept(self, stage: int, microbatch: int, tensors: Iterable[torch.Tensor]) -> None:
-        """The forward of (stage, microbatch) keeps these too, to be recomputed from."""
-        storages = self._held[stage, microbatch] | self._storages(tensors)
-        self._hold(stage, microbatch, storages)
-        size = sum(storages.values())
-        self.input_bytes[stage] = max(size, self.input_bytes.get(stage, 0))
+        else:
+            with torch.autograd.graph.saved_tensors_hooks(partial(_pack, storages), _unpack):
+                yield
+            if kept is not None:
+                storages |= _storages(kept(microbatch))
+            self._weights[key] = self._sum(storages)
+        self._set(stage, microbatch, self._weights[key])
+        self.stage_bytes[stage] = max(self._weights[key], self.stage_bytes.get(stage, 0))
+        if kept is not None:
+            self._bases[stage, microbatch] = _Base(key=key, storages=storages)
+            self.input_bytes[stage] = max(self._weights[key], self.input_bytes.get(stage, 0))
 
     def restored(self, stage: int, microbatch: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Recomputation brought these back; where it brought back others before, they are gone."""
-        base = self._base.setdefault((stage, microbatch), self._held[stage, microbatch])
-        self._hold(stage, microbatch, base | self._storages(tensors))
-
-    def halved(self, stage: int, microbatch: int, waiting: Iterable[torch.Tensor]) -> None:
-        """The I of (stage, microbatch) is done, and these tensors wait for its W."""
-        self.freed(stage, microbatch)
-        storages = self._storages(waiting)
-        self._change(stage, microbatch, storages)
-        held = sum(storages.values())
-        self.held_bytes[stage] = max(held, self.held_bytes.get(stage, 0))
+        """Recomputation brought these back; what it brought back before them is gone."""
+        base = self._bases.get((stage, microbatch))
+        if base is None:
+            return  # an evaluation, or a step that failed
+        if base.storages or base.key not in self._restored_weights:
+            now = self._sum(base.storages | _storages(tensors))
+            before = self._restored_weights.get(base.key, 0) if base.is_restored else 0
+            self._restored_weights[base.key] = max(now, before)
+            base.is_restored = True
+        else:
+            now = self._restored_weights[base.key]
+        self._set(stage, microbatch, now)
+        self.stage_bytes[stage] = max(now, self.stage_bytes.get(stage, 0))
 
     def freed(self, stage: int, microbatch: int) -> None:
         """The backward of (stage, microbatch) is done."""
-        self._base.pop((stage, microbatch), None)
-        self._live_bytes -= sum(self._held.pop((stage, microbatch), {}).values())
+        self._live_bytes -= self._saved_bytes.pop((stage, microbatch), 0)
 
-    def _storages(self, tensors: Iterable[torch.Tensor]) -> _Storages:
-        storages = (tensor.untyped_storage() for tensor in tensors)
-        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-        return {at: size for at, size in sizes.items() if at not in self._staying}
+    def halved(
+        self, stage: int, microbatch: int, signature: int, waiting: Iterable[torch.Tensor]
+    ) -> None:
+        """The I of (stage, microbatch) is done, and these tensors wait for its W."""
+        key = (stage, microbatch, signature)
+        if key not in self._held_weights or microbatch == self._turn:
+            self._held_weights[key] = self._sum(_storages(waiting))
+        held = self._held_weights[key]
+        self._set(stage, microbatch, held)
+        self.held_bytes[stage] = max(held, self.held_bytes.get(stage, 0))
 
-    def _hold(self, stage: int, microbatch: int, storages: _Storages) -> None:
-        """What (stage, microbatch) holds from now on, on its way to its backward."""
-        self._change(stage, microbatch, storages)
-        size = sum(storages.values())
-        self.stage_bytes[stage] = max(size, self.stage_bytes.get(stage, 0))
+    def _sum(self, storages: Mapping[int, int]) -> int:
+        staying = self._staying | self._given
+        return sum(size for address, size in storages.items() if address not in staying)
 
-    def _change(self, stage: int, microbatch: int, storages: _Storages) -> None:
-        self._live_bytes -= sum(self._held.get((stage, microbatch), {}).values())
-        self._held[stage, microbatch] = storages
-        self._live_bytes += sum(storages.values())
+    def _set(self, stage: int, microbatch: int, size: int) -> None:
+        """What (stage, microbatch) holds from now on."""
+        self._live_bytes += size - self._saved_bytes.get((stage, microbatch), 0)
+        self._saved_bytes[stage, microbatch] = size
         self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+
+
+_Weighed = tuple[int, int, int]  # stage, microbatch, number of its signature
+Kept = Callable[[int], Iterable[torch.Tensor]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Base:
+    """A forward that will be recomputed. storages: bytes by address, where it was weighed."""
+
+    key: _Weighed
+    storages: dict[int, int]
+    is_restored: bool = False
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Bytes by address."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _pack(storages: dict[int, int], tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    storages[storage.data_ptr()] = storage.nbytes()
+    return tensor.detach()  # a saved output must not hold its own graph
 
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:

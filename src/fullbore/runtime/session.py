@@ -6,6 +6,7 @@ one, the pipeline drops the session whole and starts the next, so nothing stale 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,14 +17,17 @@ from torch import nn
 
 from fullbore.errors import FullboreError, PipelineError, RankError
 from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
+from fullbore.runtime.batch import Batch, Learnt
 from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.device import Side
-from fullbore.runtime.executor import Batch, Executor, Learnt
+from fullbore.runtime.executor import Executor
 from fullbore.runtime.microbatch import signature
 from fullbore.runtime.recompute import Recompute, recomputation_of
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
+from fullbore.runtime.replicas import Edges, Replicas, completion_order
+from fullbore.runtime.sharded import ShardedStages
 from fullbore.runtime.split import SplitReport, split_backward_of
-from fullbore.runtime.stage import LossFunction, StageRunner
+from fullbore.runtime.stage import CountFunction, LossFunction, StageRunner
 from fullbore.runtime.tied import TiedWeight, find_copies
 from fullbore.runtime.wiring import Rendezvous, Wiring
 from fullbore.verify import LinkUse
@@ -32,6 +36,7 @@ __all__ = ["Session", "Setup"]
 
 _Phase = str
 _RUNNING = "the step's actions"
+_REDUCING = "summing gradients over the replicas"
 _TYING = "summing the gradients of tied weights"
 
 
@@ -40,7 +45,8 @@ class Setup:
     """What stays the same over all lives of a pipeline on one rank.
 
     programs: for training (True) and evaluation (False), sends and receives in place. uses: what
-    each asks of this rank's links. pairs: all directed pairs of ranks that talk.
+    each asks of this rank's links. pairs: all directed pairs of ranks that talk. count_fn: see
+    `Pipeline`. reduce_dtype: in which gradients are summed over replicas.
     """
 
     rendezvous: Rendezvous
@@ -56,6 +62,8 @@ class Setup:
     static_shapes: bool
     main_grad_dtype: torch.dtype | None = None
     recompute: Recompute = "none"
+    count_fn: CountFunction | None = None
+    reduce_dtype: torch.dtype | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -72,12 +80,14 @@ class Session:
 
     def __init__(self, setup: Setup, wiring: Wiring) -> None:
         self._setup, self._wiring = setup, wiring
-        self.control = wiring.control
+        self.control, self.world = wiring.control, wiring.world
         self.failed = False
         self._tied_ranks = [_ranks_of(names, setup.schedule) for names in setup.tied]
         wiring.connect(pairs=setup.pairs, tied_ranks=self._tied_ranks)
         self.tied = self._tie()
         self._runners = self._make_runners()
+        self._sharded = ShardedStages(setup.stages)
+        self.replicas = self._make_replicas()
         self._executors = {train: self._make_executor(train=train) for train in (True, False)}
         self._learnt = Learnt()
         self._numbers: dict[Hashable, int] = {}
@@ -89,7 +99,8 @@ class Session:
     def _make_runners(self) -> dict[int, StageRunner]:
         setup = self._setup
         last = setup.schedule.stages - 1
-        weight = 1.0 / setup.schedule.microbatches if setup.mean else 1.0
+        losses = setup.schedule.microbatches * setup.rendezvous.replicas
+        weight = 1.0 / losses if setup.mean else 1.0
         return {
             stage: StageRunner(
                 module=module,
@@ -112,7 +123,27 @@ class Session:
             uses=setup.uses[train],
             device=setup.side.device,
             overlap=setup.overlap,
+            edges=Edges(before_last=self._sharded.before_last, complete=self._complete)
+            if train
+            else None,
         )
+
+    def _make_replicas(self) -> Replicas | None:
+        setup, place = self._setup, self._setup.rendezvous
+        if self._wiring.replica_group is None:
+            return None
+        peers = [row[place.rank] for i, row in enumerate(place.numbers) if i != place.replica]
+        return Replicas(
+            group=self._wiring.replica_group,
+            peers=peers,
+            stages=setup.stages,
+            order=completion_order(tuple(setup.schedule.programs[place.rank])),
+            reduce_dtype=setup.reduce_dtype,
+        )
+
+    def _complete(self, stage: int) -> None:
+        if self.replicas is not None:
+            self.replicas.complete(stage)
 
     def _tie(self) -> list[TiedWeight]:
         tied: list[TiedWeight] = []
@@ -141,23 +172,24 @@ class Session:
     ) -> tuple[float | None, float]:
         """Run a batch; returns its loss, the same on every rank, and the seconds it took."""
         with self.together("agreeing on the step"):
-            agree = self._begin_to_agree(batch)
+            agree = self._begin_to_agree(batch, meter)
         begun_s = time.perf_counter()
         executor = self._executors[batch.train]
         try:
             if batch.train:
-                for weight in self.tied:
-                    weight.begin()
+                self._begin_gradients(batch)
             with self.together(_RUNNING), torch.set_grad_enabled(batch.train):
                 self._executing = executor
                 executor.run(batch, agree, log=log, meter=meter)
             if batch.train:
-                with self.together(_TYING):
-                    for weight in self.tied:
-                        weight.reduce()
+                self._finish_gradients()
+            else:
+                self._sharded.let_go()
         finally:
             for weight in self.tied:
                 weight.restore()
+            if self.replicas is not None:
+                self.replicas.restore()
         with self.together("sharing the loss"):
             loss = self._share_loss(batch)
         executor.finish()
@@ -165,7 +197,33 @@ class Session:
             self._learnt.commit()
         return loss, time.perf_counter() - begun_s
 
-    def _begin_to_agree(self, batch: Batch) -> Callable[[], Learnt]:
+    def _begin_gradients(self, batch: Batch) -> None:
+        """From here on gradients are this step's alone."""
+        with self.together("weighing the loss"):
+            if self._setup.count_fn is not None and self._setup.holds(-1):
+                self._weigh_loss(sum(batch.counts))
+        self._sharded.begin()
+        if self.replicas is not None:
+            self.replicas.begin()
+        for weight in self.tied:
+            weight.begin()
+
+    def _weigh_loss(self, count: float) -> None:
+        """The step's loss is a mean over what is counted on all replicas; of nothing: none."""
+        if self.replicas is not None:
+            count = self.replicas.total(count, self._setup.side.device)
+        self._runners[self._setup.schedule.stages - 1].loss_weight = 1.0 / count if count else 0.0
+
+    def _finish_gradients(self) -> None:
+        """Wait for the sums over replicas, then sum those of tied weights over their copies."""
+        with self.together(_REDUCING):
+            if self.replicas is not None:
+                self.replicas.finish()
+        with self.together(_TYING):
+            for weight in self.tied:
+                weight.reduce()
+
+    def _begin_to_agree(self, batch: Batch, meter: ActivationMeter | None) -> Callable[[], Learnt]:
         """Give the microbatches' signatures numbers that all ranks know; forget if any rank must.
 
         Layouts follow from the inputs' shapes, which the first stage's rank sees, and from
@@ -181,6 +239,9 @@ class Session:
                 for value, kwargs in zip(batch.inputs, batch.kwargs, strict=True)
             ]
             numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
+            batch.signatures = numbers
+        if changed and meter is not None:
+            meter.forget()
         rows = [float(batch.rows or 0) if self._setup.holds(stage) else 0.0 for stage in (0, -1)]
         wait = self.control.begin_total([*numbers, float(changed), *rows])
 
@@ -190,6 +251,8 @@ class Session:
             batch.signatures = [int(number) for number in agreed]
             if changes:
                 self._learnt = Learnt()
+            if changes > changed and meter is not None:  # elsewhere, too
+                meter.forget()
             return self._learnt
 
         return agree
@@ -197,10 +260,12 @@ class Session:
     def _share_loss(self, batch: Batch) -> float | None:
         losses = [loss.double().reshape(()) for loss in batch.losses.values()]
         here = float(torch.stack(losses).sum()) if losses else 0.0
-        total, count = self.control.total([here, float(len(losses))])
-        if not count:
+        total, given, counted = self.world.total([here, float(len(losses)), sum(batch.counts)])
+        if not given:
             return None
-        return total / count if self._setup.mean else total
+        if self._setup.count_fn is not None:
+            return total / counted if counted else math.nan
+        return total / given if self._setup.mean else total
 
     @property
     def boundary_messages(self) -> int:
@@ -246,7 +311,7 @@ class Session:
             )
         else:
             known = self.control.report(
-                rank=self._setup.rendezvous.rank,
+                rank=self.control.number,
                 action=str(action) if action else phase,
                 cause=f"{type(error).__name__}: {error}",
             )
@@ -259,16 +324,17 @@ class Session:
         self, error: BaseException, action: Action | None, phase: _Phase
     ) -> Sequence[int]:
         """The ranks of which one must have closed a connection; none if the failure is our own."""
+        numbers = self.control.numbers
         if isinstance(error, PeerLostError):
-            return [error.peer]
+            return error.peers
         if not isinstance(error, RuntimeError) or isinstance(error, FullboreError):
             return []
         if phase == _TYING:
             members = {r for ranks in self._tied_ranks for r in ranks}
-            return sorted(members - {self._setup.rendezvous.rank})
+            return [numbers[r] for r in sorted(members - {self._setup.rendezvous.rank})]
         if action is not None and action.kind in COMMUNICATION_KINDS:
             there = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
-            return [self._setup.schedule.placement.stage_to_rank[action.stage + there]]
+            return [numbers[self._setup.schedule.placement.stage_to_rank[action.stage + there]]]
         return []
 
     def _action(self) -> Action | None:

@@ -16,13 +16,21 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fullbore.errors import PipelineError
-from fullbore.runtime.layout import Layout, flatten
-from fullbore.runtime.recompute import Recomputation, Restored
+from fullbore.runtime.layout import flatten
+from fullbore.runtime.recompute import Recomputation
 from fullbore.runtime.split import SplitBackward
 
-__all__ = ["Gradients", "LossFunction", "StageRunner", "as_leaves", "enter"]
+__all__ = [
+    "CountFunction",
+    "Gradients",
+    "LossFunction",
+    "StageRunner",
+    "guarded",
+    "was_changed",
+]
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
+CountFunction = Callable[[Any], float | torch.Tensor]
 Gradients = list[torch.Tensor | None]
 
 
@@ -31,8 +39,8 @@ class _WayBack:
     """What the backward of one microbatch needs: nothing else of the forward is kept."""
 
     edges: list[GradientEdge]  # of the outputs that want a gradient, or of the loss
-    shapes: list[tuple[torch.Size, torch.dtype, torch.device]]  # of what the edges lead to
     leaves: list[torch.Tensor]  # the inputs that want a gradient
+    loss: torch.Tensor | None  # on the last stage
 
 
 class _Enter(torch.autograd.Function):
@@ -47,24 +55,21 @@ class _Enter(torch.autograd.Function):
         return gradient
 
 
-def enter(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What a stage is given for its leaves: tensors that may be changed in place."""
+def guarded(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a stage is given for leaves that it may change in place; costs a graph node each."""
     return [_Enter.apply(leaf) if leaf.requires_grad else leaf for leaf in leaves]  # type: ignore[no-untyped-call]
 
 
-def as_leaves(layout: Layout, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    """A message's tensors as leaves of a new graph, wanting gradients where the sender's do."""
-    leaves: list[torch.Tensor] = []
-    for described, tensor in zip(layout.tensors, tensors, strict=True):
-        assert described is not None and tensor is not None
-        leaves.append(tensor.requires_grad_(described.requires_grad))
-    return leaves
+def was_changed(given: Sequence[torch.Tensor]) -> bool:
+    """Whether a stage has changed anything in place of what `guarded` gave it."""
+    return any(tensor.requires_grad and tensor._version for tensor in given)
 
 
 class StageRunner:
     """Runs one stage's module and holds what its live microbatches need for their backward.
 
-    Not thread-safe; one microbatch at a time. `loss_fn` belongs to the last stage.
+    Not thread-safe; one microbatch at a time. `loss_fn` belongs to the last stage, and so does
+    `loss_weight`, the step's loss derived by that of one microbatch; it may change between steps.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class StageRunner:
         """
         self.module = module
         self.split, self.recomputation = split, recomputation
-        self._loss_fn, self._loss_weight = loss_fn, loss_weight
+        self._loss_fn, self.loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
     def forward(
@@ -89,50 +94,68 @@ class StageRunner:
         microbatch: int,
         value: Any,
         leaves: Sequence[torch.Tensor],
-        *,
         kwargs: dict[str, Any],
         target: Any,
-        train: bool,
+        train: bool,  # noqa: FBT001
     ) -> Any:
-        """Run the module; returns its output (on the last stage the pair of output and loss, the
-        loss None where there is no target to an evaluation).
+        """Run the module; returns its output (on the last stage the pair of output and detached
+        loss, the loss None where there is no target to an evaluation).
 
         value: the stage's input; a tuple is given as several arguments. leaves: its tensors, as
         they arrived; those that want a gradient get it in `backward`.
         """
-        given = (value, kwargs, target)
+        given = value, kwargs, target
         if not train:
-            return self._call(given)
+            return self._call(given, has_loss=target is not None)
         split = self._split_of(microbatch)
-        with nullcontext() if split is None else split.forward(microbatch):
-            if self.recomputation is None:
-                result = self._call(given)
-            else:
-                result = self.recomputation.run(microbatch, self._call, given)
-        results = flatten(result)[1] if self._loss_fn is None else [result[1]]
-        roots = [tensor for tensor in results if tensor.requires_grad]
-        way_back = self._ways_back[microbatch] = _WayBack(
-            edges=[get_gradient_edge(root) for root in roots],
-            shapes=[(root.shape, root.dtype, root.device) for root in roots],
-            leaves=[leaf for leaf in leaves if leaf.requires_grad],
-        )
-        if split is not None:
-            split.search(microbatch, way_back.edges)
+        if split is None:
+            return self._run(microbatch, given, leaves)
+        with split.forward(microbatch):
+            result = self._run(microbatch, given, leaves)
+        split.search(microbatch, self._ways_back[microbatch].edges)
         return result
 
     def _split_of(self, microbatch: int) -> SplitBackward | None:
         split = self.split
         return split if split is not None and microbatch in split.microbatches else None
 
-    def _call(self, given: Any) -> Any:
-        """The module, and the loss behind it where there is one and it can be had."""
+    def _run(self, microbatch: int, given: Any, leaves: Sequence[torch.Tensor]) -> Any:
+        """Call for training, and remember the way back."""
+        if self.recomputation is None:
+            result = self._call(given)
+        else:
+            result = self.recomputation.run(microbatch, self._call, given)
+        if self._loss_fn is None:
+            results = [result] if isinstance(result, torch.Tensor) else flatten(result)[1]
+            self._remember(microbatch, results, leaves, loss=None)
+            return result
+        output, loss = result
+        value = loss.detach()
+        self._remember(microbatch, [loss], leaves, loss=value)
+        return output, value
+
+    def _call(self, given: Any, *, has_loss: bool = True) -> Any:
+        """The module, and the loss behind it on the last stage; given: value, kwargs, target."""
         value, kwargs, target = given
         arguments = value if isinstance(value, tuple) else (value,)
         output = self.module(*arguments, **kwargs)
         if self._loss_fn is None:
             return output
-        can_have_loss = target is not None or torch.is_grad_enabled()
-        return output, self._loss(output, target) if can_have_loss else None
+        return output, self._loss(output, target) if has_loss else None
+
+    def _remember(
+        self,
+        microbatch: int,
+        results: Sequence[torch.Tensor],
+        leaves: Sequence[torch.Tensor],
+        *,
+        loss: torch.Tensor | None,
+    ) -> None:
+        self._ways_back[microbatch] = _WayBack(
+            edges=[_edge_of(tensor) for tensor in results if tensor.requires_grad],
+            leaves=[leaf for leaf in leaves if leaf.requires_grad],
+            loss=loss,
+        )
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
@@ -172,14 +195,10 @@ class StageRunner:
         with nullcontext() if split is None else split.again(microbatch):
             self.recomputation.ahead(microbatch)
 
-    def tell_restored(self, told: Restored | None) -> None:
-        """Who is told what recomputations bring back."""
-        if self.recomputation is not None:
-            self.recomputation.restored = told
-
-    def kept(self, microbatch: int) -> Iterable[torch.Tensor]:
-        """What a forward keeps to be recomputed from."""
-        return () if self.recomputation is None else self.recomputation.kept(microbatch)
+    @property
+    def kept(self) -> Callable[[int], Iterable[torch.Tensor]] | None:
+        """What a microbatch's forward keeps to be recomputed from, where the stage recomputes."""
+        return None if self.recomputation is None else self.recomputation.kept
 
     def waiting(self, microbatch: int) -> Iterator[torch.Tensor]:
         """The tensors that wait between I and W."""
@@ -194,18 +213,53 @@ class StageRunner:
         if self.recomputation is not None:
             self.recomputation.reset()
 
-    def _run_back(self, way_back: _WayBack, gradients: Gradients | None) -> None:
-        if gradients is None:  # the last stage: d(step's loss) / d(this microbatch's loss)
-            gradients = [
-                torch.full(shape, self._loss_weight, dtype=dtype, device=device)
-                for shape, dtype, device in way_back.shapes
-            ]
-        used = [(e, g) for e, g in zip(way_back.edges, gradients, strict=True) if g is not None]
-        if used:
-            torch.autograd.backward(
-                [edge for edge, _ in used],
-                [gradient for _, gradient in used],
-            )
+    def _run_back(
+        self,
+        way_back: _WayBack,
+        gradients: Gradients | None,
+    ) -> None:
+        edges = way_back.edges
+        if way_back.loss is not None:  # d(step's loss) / d(this microbatch's loss)
+            gradients = [torch.full_like(way_back.loss, self.loss_weight)] if edges else []
+        assert gradients is not None
+        if any(gradient is None for gradient in gradients):
+            used = [(e, g) for e, g in zip(edges, gradients, strict=True) if g is not None]
+            edges, gradients = [edge for edge, _ in used], [gradient for _, gradient in used]
+        if edges:
+            _run_engine(edges, gradients)
+
+
+def _edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """As `get_gradient_edge`, but without its Python for what is no Python function's output."""
+    node = tensor.grad_fn
+    written_in_python = isinstance(node, torch.autograd.function.BackwardCFunction)
+    if node is None or written_in_python:
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
+
+
+def _run_engine(
+    edges: Sequence[GradientEdge],
+    gradients: Gradients,
+) -> None:
+    """What torch.autograd.backward comes to.
+
+    On CPU without its Python, which takes as long as a small stage's whole backward: checks of
+    what is right by construction here, and a copy of the context variables for threads that only
+    CUDA's backward has.
+    """
+    if gradients[0] is not None and gradients[0].is_cuda:
+        torch.autograd.backward(edges, gradients)
+        return
+    torch.autograd.Variable._execution_engine.run_backward(
+        tuple(edges),
+        tuple(gradients),
+        False,  # keep_graph
+        False,  # create_graph
+        (),  # inputs: all
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def _take_gradients(leaves: Sequence[torch.Tensor]) -> Gradients:

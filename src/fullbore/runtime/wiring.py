@@ -6,10 +6,12 @@ is registered globally, and after a failure a fresh set under the next number ta
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -20,17 +22,31 @@ from fullbore.runtime.control import Control
 from fullbore.runtime.device import Group, Side
 from fullbore.runtime.links import IncomingLink, OutgoingLink
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 __all__ = ["Rendezvous", "Wiring", "pairs_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one pipeline meet: a store under a name that no other pipeline uses."""
+    """Where the ranks of one pipeline meet: a store under a name that no other pipeline uses.
+
+    rank, ranks: within one replica. numbers: what messages call the ranks of each replica [D][P],
+    as in the caller's default group where there are several replicas.
+    """
 
     store: Store
     rank: int
     ranks: int
     timeout: timedelta
+    replica: int = 0
+    numbers: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        """D."""
+        return max(1, len(self.numbers))
 
     @staticmethod
     def of(group: dist.ProcessGroup | None, *, timeout: timedelta) -> Rendezvous:
@@ -49,6 +65,33 @@ class Rendezvous:
             timeout=timeout,
         )
 
+    @staticmethod
+    def of_mesh(mesh: DeviceMesh, *, timeout: timedelta) -> Rendezvous:
+        """Meet through a mesh with the dimensions "dp" and "pp"; each of its ranks must call."""
+        names = mesh.mesh_dim_names or ()
+        if sorted(names) != ["dp", "pp"]:
+            raise PipelineError(
+                f'mesh has the dimensions {list(names)}: make one with "dp" and "pp", such as '
+                'init_device_mesh("cpu", (D, P), mesh_dim_names=("dp", "pp"))'
+            )
+        if mesh.get_coordinate() is None or dist.group.WORLD is None:
+            raise PipelineError(
+                "this rank is not in the given mesh: make the pipeline only on the ranks that are"
+            )
+        table = mesh.mesh if names[0] == "dp" else mesh.mesh.t()
+        name, store = "-".join(map(str, table.flatten().tolist())), dist.group.WORLD
+        place = f"fullbore/mesh/{hashlib.sha256(name.encode()).hexdigest()}"
+        root = PrefixStore(place, store.get_group_store())
+        number = root.add(f"made/{dist.get_rank()}", 1)  # the same on every rank
+        return Rendezvous(
+            store=PrefixStore(f"pipeline/{number}", root),
+            rank=mesh.get_local_rank("pp"),
+            ranks=table.shape[1],
+            timeout=timeout,
+            replica=mesh.get_local_rank("dp"),
+            numbers=tuple(tuple(row) for row in table.tolist()),
+        )
+
 
 class Wiring:
     """The control group, the links and the tied groups of one rank, for one life of a pipeline."""
@@ -61,14 +104,22 @@ class Wiring:
         side: Side,
     ) -> None:
         self._rendezvous, self._side = rendezvous, side
-        self._store = PrefixStore(f"life{life}", rendezvous.store)
-        rank = rendezvous.rank
+        self._whole = whole = PrefixStore(f"life{life}", rendezvous.store)
+        self._store = PrefixStore(f"replica{rendezvous.replica}", whole)
+        numbers = rendezvous.numbers[rendezvous.replica] if rendezvous.numbers else None
         self.control = Control(
-            self._store, rank=rank, ranks=rendezvous.ranks, timeout=rendezvous.timeout
+            whole,
+            rank=rendezvous.rank,
+            ranks=rendezvous.ranks,
+            timeout=rendezvous.timeout,
+            name=f"control{rendezvous.replica}",
+            numbers=numbers,
         )
+        self.world = self.control if rendezvous.replicas == 1 else self._join_all()
         self.outgoing: dict[int, OutgoingLink] = {}
         self.incoming: dict[int, IncomingLink] = {}
         self.tied_groups: list[Group | None] = []
+        self.replica_group: Group | None = None  # of the ranks that hold copies of these stages
 
     def connect(
         self, *, pairs: Sequence[tuple[int, int]], tied_ranks: Sequence[tuple[int, ...]]
@@ -79,6 +130,26 @@ class Wiring:
         self.tied_groups = [
             self._group(f"tied{index}", members) for index, members in enumerate(tied_ranks)
         ]
+        rendezvous = self._rendezvous
+        if rendezvous.replicas > 1:
+            self.replica_group = self._side.make_group(
+                PrefixStore(f"copies{rendezvous.rank}", self._whole),
+                rank=rendezvous.replica,
+                size=rendezvous.replicas,
+                timeout=rendezvous.timeout,
+            )
+
+    def _join_all(self) -> Control:
+        """What all ranks of all replicas agree through."""
+        rendezvous = self._rendezvous
+        return Control(
+            self._whole,
+            rank=rendezvous.replica * rendezvous.ranks + rendezvous.rank,
+            ranks=rendezvous.replicas * rendezvous.ranks,
+            timeout=rendezvous.timeout,
+            name="world",
+            numbers=[number for row in rendezvous.numbers for number in row],
+        )
 
     def _connect(self, source: int, destination: int) -> None:
         group = self._group(f"link{source}-{destination}", (source, destination))
@@ -108,10 +179,12 @@ class Wiring:
             outgoing.abort()
         for incoming in self.incoming.values():
             incoming.abort()
-        for group in self.tied_groups:
+        for group in (*self.tied_groups, self.replica_group):
             if group is not None:
                 self._side.abort(group)
         self.control.abort()
+        if self.world is not self.control:
+            self.world.abort()
 
     def close(self) -> None:
         """Let go of everything once the last step is over."""

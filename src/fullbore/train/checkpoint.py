@@ -51,12 +51,17 @@ _MODEL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run has come. step: how many are done. dtype: of the weights in training."""
+    """How far a run has come.
+
+    step: how many are done. ranks: all of the run, in `replicas` replicas. dtype: of the weights
+    in training.
+    """
 
     step: int
     sequences: int
     ranks: int
     dtype: str
+    replicas: int = 1
 
 
 def save(

@@ -2,13 +2,15 @@
 
 Gradients of 16-bit weights come in 32 bits where the pipeline keeps `main_grad`. Weights go by the
 names that the whole model gives them, so a checkpoint fits any cut. Vectors (norms, biases) are not
-decayed, as in Megatron.
+decayed, as in Megatron. Where replicas share the work (ZeRO-1), each keeps main weights and moments
+of some weights only, steps those, and hands the results round.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from fullbore.runtime import gradient_of, set_gradient
 from fullbore.train.settings import TrainSettings
 from fullbore.train.stages import Stage
 
-__all__ = ["Optimizer", "learning_rate", "named_weights"]
+__all__ = ["Optimizer", "Shares", "learning_rate", "named_weights", "owners_of"]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -46,17 +48,48 @@ def named_weights(stages: Sequence[Stage]) -> dict[str, list[nn.Parameter]]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """How replicas share an optimizer's work. spread: as `Pipeline.spread`."""
+
+    replica: int
+    replicas: int
+    spread: Callable[[Sequence[Sequence[Tensor]]], None]
+
+
+def owners_of(sizes: Mapping[str, int], replicas: int) -> dict[str, int]:
+    """Which replica steps which weight: the largest first, each to the one with least so far.
+
+    sizes: elements by name; the same on all replicas, and so is the answer.
+    """
+    held = [0] * replicas
+    owners: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owners[name] = held.index(min(held))
+        held[owners[name]] += sizes[name]
+    return owners
+
+
 class Optimizer:
     """AdamW: `step` after gradients are there, `state` for checkpoints."""
 
     def __init__(
-        self, weights: Mapping[str, Sequence[nn.Parameter]], settings: TrainSettings
+        self,
+        weights: Mapping[str, Sequence[nn.Parameter]],
+        settings: TrainSettings,
+        *,
+        shares: Shares | None = None,
     ) -> None:
-        """weights: as `named_weights` gives them."""
-        self._weights = weights
+        """weights: as `named_weights` gives them. shares: None where this rank steps them all."""
+        self._weights, self._shares = weights, shares
+        self._owners = dict.fromkeys(weights, 0)
+        if shares is not None:
+            sizes = {name: copies[0].numel() for name, copies in weights.items()}
+            self._owners = owners_of(sizes, shares.replicas)
         self._main = {
             name: [w if w.dtype == torch.float32 else _main_of(w) for w in copies]
             for name, copies in weights.items()
+            if shares is None or self._owners[name] == shares.replica
         }
         mains = [main for copies in self._main.values() for main in copies]
         decayed = [main for main in mains if main.dim() > 1]
@@ -91,19 +124,32 @@ class Optimizer:
         self.drop_gradients()
 
     def refresh(self) -> None:
-        """Copy the main weights to the stages' own, after a step or after reading a checkpoint."""
+        """Copy the main weights to the stages' own, after a step or after reading a checkpoint.
+
+        Where replicas share the work, each gets from the others what they have stepped.
+        """
         with torch.no_grad():
             for weight, main in self._pairs():
                 if main is not weight:
                     weight.copy_(main)
+        if self._shares is None:
+            return
+        by_owner: list[list[Tensor]] = [[] for _ in range(self._shares.replicas)]
+        for name, owner in self._owners.items():
+            by_owner[owner] += [copy.detach() for copy in self._weights[name]]
+        self._shares.spread(by_owner)
 
     def drop_gradients(self) -> None:
         """Forget the gradients."""
-        for weight, _ in self._pairs():
-            set_gradient(weight, None)
+        for copies in self._weights.values():
+            for weight in copies:
+                set_gradient(weight, None)
 
     def state(self) -> dict[str, Tensor]:
-        """Main weights and moments by global names, the tensors themselves: read into them."""
+        """Main weights and moments by global names, the tensors themselves: read into them.
+
+        Where replicas share the work: of this replica's share.
+        """
         state: dict[str, Tensor] = {}
         for name, copies in self._main.items():
             state[f"model.{name}"] = copies[0].detach()
@@ -126,8 +172,8 @@ class Optimizer:
     def _pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         return [
             (weight, main)
-            for name, copies in self._weights.items()
-            for weight, main in zip(copies, self._main[name], strict=True)
+            for name, mains in self._main.items()
+            for weight, main in zip(self._weights[name], mains, strict=True)
         ]
 
 

@@ -10,11 +10,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fullbore.errors import ConfigError
 from fullbore.train.team import Team
 
-__all__ = ["RankPlace", "cores_here", "device_for", "joined"]
+__all__ = ["RankPlace", "cores_here", "device_for", "joined", "mesh_of"]
 
 _PATIENCE = timedelta(minutes=60)  # one rank may convert a model while the others wait
 
@@ -30,13 +31,19 @@ class RankPlace:
 
 
 @contextmanager
-def joined(place: RankPlace, device: torch.device, *, ranks: int) -> Iterator[Team]:
-    """The team of all ranks, while they are joined. ConfigError unless there are P of them."""
-    if place.size != ranks:
+def joined(
+    place: RankPlace, device: torch.device, *, ranks: int, replicas: int = 1
+) -> Iterator[Team]:
+    """The team of all D x P ranks, while they are joined; ConfigError unless so many are there.
+
+    Ranks are numbered as Megatron does it: those that hold the same stages stand side by side,
+    so that process r is pipeline rank r // D of replica r mod D.
+    """
+    if place.size != ranks * replicas:
         raise ConfigError(
-            f"{place.size} processes were started and --pipeline-model-parallel-size is {ranks}: "
-            f"start {ranks} processes (data parallelism is not there yet), or set "
-            f"--pipeline-model-parallel-size {place.size}"
+            f"{place.size} processes were started and --pipeline-model-parallel-size is {ranks}, "
+            f"--data-parallel-size {replicas}: start {ranks * replicas} processes, or set them so "
+            f"that their product is {place.size}"
         )
     if place.size == 1:
         yield Team()
@@ -49,10 +56,16 @@ def joined(place: RankPlace, device: torch.device, *, ranks: int) -> Iterator[Te
             local_rank=place.local_rank,
             local_size=place.local_size,
             group=dist.new_group(backend="gloo", timeout=_PATIENCE),
+            mesh=mesh_of(device.type, ranks=ranks, replicas=replicas) if replicas > 1 else None,
         )
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def mesh_of(device_type: str, *, ranks: int, replicas: int) -> DeviceMesh:
+    """The D x P ranks in Megatron's order: dp varies faster than pp."""
+    return init_device_mesh(device_type, (ranks, replicas), mesh_dim_names=("pp", "dp"))
 
 
 def cores_here() -> int:

@@ -32,7 +32,8 @@ def run_rank(
     cores = cores_here()
     torch.set_num_threads(settings.threads or max(1, cores // place.local_size))
     quiet_transformers()
-    with joined(place, device, ranks=settings.pipeline_model_parallel_size) as team:
+    size, replicas = settings.pipeline_model_parallel_size, settings.data_parallel_size
+    with joined(place, device, ranks=size, replicas=replicas) as team:
         trainer = Trainer(settings, team, device=device, cores=cores)
         observer = Reporter(console) if team.leads else Silent()
         try:

@@ -150,7 +150,7 @@ def _introduction(trainer: Trainer) -> list[str]:
     settings, plan = trainer.settings, trainer.plan
     schedule, corpus = plan.schedule, trainer.corpus
     lines = [
-        f"{plan.anatomy.family}, {plan.anatomy.layers} layers, on {schedule.ranks} ranks: "
+        f"{plan.anatomy.family}, {plan.anatomy.layers} layers, on {_ranks(trainer)}: "
         f"{schedule.name}, {schedule.virtual_stages} stages a rank, "
         f"{schedule.microbatches} microbatches of {settings.micro_batch_size} x "
         f"{settings.seq_length} tokens",
@@ -168,6 +168,11 @@ def _introduction(trainer: Trainer) -> list[str]:
     if trainer.step:
         lines.append(f"resumed after step {trainer.step}")
     return lines
+
+
+def _ranks(trainer: Trainer) -> str:
+    ranks, replicas = trainer.plan.schedule.ranks, trainer.team.replicas
+    return f"{ranks} ranks" if replicas == 1 else f"{replicas} replicas of {ranks} ranks"
 
 
 def _figures(report: StepReport) -> dict[str, Any]:

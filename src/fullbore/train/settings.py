@@ -34,7 +34,8 @@ class TrainSettings(BaseModel):
 
     Sizes of batches count sequences, seq_length tokens, intervals steps; clip_grad 0 means no
     clipping. stage_layers: layers of each stage by hand, in the model's order. threads: compute
-    threads of a rank; None shares the cores out.
+    threads of a rank; None shares the cores out. use_distributed_optimizer: each of the D replicas
+    keeps the optimizer's state of a D-th of the weights.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -46,6 +47,8 @@ class TrainSettings(BaseModel):
     seq_length: int = Field(default=512, ge=2)
 
     pipeline_model_parallel_size: int = 1
+    data_parallel_size: int = 1
+    use_distributed_optimizer: bool = False
     num_layers_per_virtual_pipeline_stage: int | None = None
     num_virtual_stages_per_pipeline_rank: int | None = None
     microbatch_group_size_per_virtual_pipeline_stage: int | None = None
@@ -151,10 +154,27 @@ class TrainSettings(BaseModel):
 
     @property
     def microbatches(self) -> int:
-        """M."""
+        """M, of one replica."""
         return count_microbatches(
-            global_batch_size=self.global_batch_size, micro_batch_size=self.micro_batch_size
+            global_batch_size=self.global_batch_size,
+            micro_batch_size=self.micro_batch_size,
+            data_parallel_size=self.data_parallel_size,
         )
+
+    @property
+    def replica_batch_size(self) -> int:
+        """Sequences that one replica has in a step."""
+        return self.micro_batch_size * self.microbatches
+
+    @property
+    def step_sequences(self) -> int:
+        """Sequences that all replicas have in a step together."""
+        return self.replica_batch_size * self.data_parallel_size
+
+    @property
+    def world_size(self) -> int:
+        """D x P, the ranks of the run."""
+        return self.data_parallel_size * self.pipeline_model_parallel_size
 
     def _virtual_stages(self, layers: int | None) -> int:
         ranks = self.pipeline_model_parallel_size

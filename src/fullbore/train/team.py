@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from fullbore import errors
 from fullbore.errors import FullboreError
@@ -21,7 +22,8 @@ T = TypeVar("T")
 class Team:
     """All ranks of a run, or one alone (group None). local_rank: this rank's place on its machine.
 
-    group: for small messages between hosts, of gloo.
+    group: for small messages between hosts, of gloo. mesh: with the dimensions "pp" and "dp",
+    where there are several replicas; without it rank is the rank of the one pipeline.
     """
 
     rank: int = 0
@@ -29,6 +31,22 @@ class Team:
     local_rank: int = 0
     local_size: int = 1
     group: dist.ProcessGroup | None = None
+    mesh: DeviceMesh | None = None
+
+    @property
+    def pipeline_rank(self) -> int:
+        """This rank within its pipeline."""
+        return self.rank if self.mesh is None else self.mesh.get_local_rank("pp")
+
+    @property
+    def replica(self) -> int:
+        """Which replica of the pipeline this rank belongs to."""
+        return 0 if self.mesh is None else self.mesh.get_local_rank("dp")
+
+    @property
+    def replicas(self) -> int:
+        """D."""
+        return 1 if self.mesh is None else self.mesh["dp"].size()
 
     @property
     def leads(self) -> bool:

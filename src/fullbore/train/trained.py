@@ -88,6 +88,7 @@ class TrainedRunner:
             peak_activation_bytes=report.peak_activation_bytes,
             stage_activation_bytes=report.stage_activation_bytes,
             stage_held_bytes=report.stage_held_bytes,
+            stage_input_bytes=report.stage_input_bytes,
         )
 
     def close(self) -> None:
@@ -98,7 +99,7 @@ class TrainedRunner:
 def _training_of(trainer: Trainer) -> Training:
     """What a comparison says of the job itself; the same under every schedule."""
     settings, plan, corpus = trainer.settings, trainer.plan, trainer.corpus
-    tokens = settings.micro_batch_size * settings.microbatches * settings.seq_length
+    tokens = settings.step_sequences * settings.seq_length
     skipped = f", {corpus.skipped} files skipped that are no UTF-8" if corpus.skipped else ""
     return Training(
         model=f"{plan.anatomy.family}, {plan.anatomy.layers} layers",

@@ -17,9 +17,9 @@ from fullbore.ir import Schedule
 from fullbore.runtime import Pipeline, StepResult
 from fullbore.timeline import Timeline, summarize
 from fullbore.train import checkpoint as checkpoints
-from fullbore.train.batches import Batches
+from fullbore.train.batches import Batch, Batches
 from fullbore.train.build import build_stage, empty_model
-from fullbore.train.optimizer import Optimizer, learning_rate, named_weights
+from fullbore.train.optimizer import Optimizer, Shares, learning_rate, named_weights
 from fullbore.train.peak import peak_flops
 from fullbore.train.plan import Plan, make_plan
 from fullbore.train.settings import TrainSettings
@@ -42,8 +42,9 @@ class StepReport:
     """What one training step gave, the same on every rank.
 
     step: counted from 1. step_s: seconds of the whole step, optimizer included. mfu: model FLOPs
-    against the ranks' peak together. bubble_fraction: measured; None where that means nothing,
-    since ranks share cores. timeline and the bytes (see `StepResult`): with recording on.
+    against the ranks' peak together. tokens_per_s: over all replicas. bubble_fraction: measured;
+    None where that means nothing, since ranks share cores. timeline and the bytes (see
+    `StepResult`): of rank 0's replica, with recording on.
     """
 
     step: int
@@ -58,6 +59,7 @@ class StepReport:
     peak_activation_bytes: tuple[int, ...] | None
     stage_activation_bytes: tuple[int, ...] | None
     stage_held_bytes: tuple[int, ...] | None
+    stage_input_bytes: tuple[int, ...] | None
 
 
 class Trainer:
@@ -91,6 +93,7 @@ class Trainer:
             stages=self.stages,
             schedule=self.plan.schedule,
             loss_fn=token_loss,
+            mesh=team.mesh,
             device=device,
             tied=shared_weights(self.plan.anatomy, self.plan.parts),
             overlap_p2p=settings.overlap_p2p_communication,
@@ -98,7 +101,12 @@ class Trainer:
             main_grad_dtype=torch.float32 if settings.bf16 else None,
             recompute=settings.recomputation,
         )
-        self.optimizer = Optimizer(named_weights(list(self.stages.values())), settings)
+        shares = None
+        if settings.use_distributed_optimizer and team.replicas > 1:
+            shares = Shares(replica=team.replica, replicas=team.replicas, spread=self.pipe.spread)
+        self.optimizer = Optimizer(
+            named_weights(list(self.stages.values())), settings, shares=shares
+        )
         self.peak_flops = sum(team.gather(peak_flops(device, self._dtype, clock=clock)))
         torch.manual_seed(settings.seed + team.rank)  # last: dropout must not depend on the above
 
@@ -111,25 +119,25 @@ class Trainer:
         are then those of the step before.
         """
         start_s = self._clock()
-        batch = self.train_batches.at(self.sequences)
+        batch = self._batch_at(self.train_batches, self.sequences)
         lr = learning_rate(self.settings, self.step)
         result = self.pipe.step(batch.inputs.to(self.device), batch.targets.to(self.device))
         loss = self._check_loss(result)
         norm = self.pipe.clip_grad_norm(self.settings.clip_grad or math.inf)
         self.optimizer.step(lr=lr)
         self.step += 1
-        self.sequences += len(batch.inputs)
+        self.sequences += self.settings.step_sequences
         return self._report(result, loss, lr, norm, self._clock() - start_s)
 
     def evaluate(self) -> float | None:
         """Mean loss over the held-out batches; None where nothing is held out."""
         if self.held_out_batches is None:
             return None
-        size = self.settings.micro_batch_size * self.settings.microbatches
+        size = self.settings.step_sequences
         most = max(1, self.held_out_batches.sequences // size)
         losses = []
         for index in range(min(self.settings.eval_iters, most)):
-            batch = self.held_out_batches.at(index * size)
+            batch = self._batch_at(self.held_out_batches, index * size)
             result = self.pipe.evaluate(batch.inputs.to(self.device), batch.targets.to(self.device))
             assert result.loss is not None
             losses.append(result.loss)
@@ -141,6 +149,7 @@ class Trainer:
             step=self.step,
             sequences=self.sequences,
             ranks=self.team.size,
+            replicas=self.team.replicas,
             dtype=str(self._dtype).removeprefix("torch."),
         )
         return checkpoints.save(
@@ -183,29 +192,35 @@ class Trainer:
     def _load_data(self) -> None:
         settings, team = self.settings, self.team
         self.corpus = team.leaders_first(self._tokenize, wrong=DataError)
-        size = settings.micro_batch_size * settings.microbatches
 
-        def batches(
-            what: str, tokens: Tokens, seed: int | None, least: int | None = None
-        ) -> Batches:
+        def batches(what: str, tokens: Tokens, seed: int | None, least: int) -> Batches:
             return Batches(
                 tokens,
                 seq_length=settings.seq_length,
-                batch_size=size,
+                batch_size=settings.replica_batch_size,
                 seed=seed,
                 what=what,
                 least=least,
             )
 
         self.train_batches = team.together(
-            lambda: batches("the training text", self.corpus.train, settings.seed), wrong=DataError
+            lambda: batches(
+                "the training text", self.corpus.train, settings.seed, settings.step_sequences
+            ),
+            wrong=DataError,
         )
         self.held_out_batches: Batches | None = None
         if settings.eval_interval is not None:
             self.held_out_batches = team.together(
-                lambda: batches("the held-out text", self.corpus.held_out, None, least=1),
+                lambda: batches("the held-out text", self.corpus.held_out, None, 1),
                 wrong=DataError,
             )
+
+    def _batch_at(self, batches: Batches, position: int) -> Batch:
+        """This replica's rows of the step that begins at a position: the replicas' rows follow
+        one another, so the step is the same at any number of replicas.
+        """
+        return batches.at(position + self.team.replica * self.settings.replica_batch_size)
 
     def _tokenize(self) -> Corpus:
         settings = self.settings
@@ -233,7 +248,7 @@ class Trainer:
                 dtype=self._dtype,
                 device=self.device,
             ).train()
-            for stage in plan.schedule.placement.stages_of(self.team.rank)
+            for stage in plan.schedule.placement.stages_of(self.team.pipeline_rank)
         }
 
     # -- state ---------------------------------------------------------------------------------
@@ -255,7 +270,8 @@ class Trainer:
         progress = checkpoints.read_progress(found)
         state, random = self._state(), self._random_state()
         known = checkpoints.tensor_names(found)
-        if progress.ranks == self.team.size and set(random) <= known:
+        alike = (progress.ranks, progress.replicas) == (self.team.size, self.team.replicas)
+        if alike and set(random) <= known:
             state |= random  # else another number of ranks, or another kind of device
         else:
             state = {name: value for name, value in state.items() if name not in random}
@@ -281,7 +297,7 @@ class Trainer:
         self, result: StepResult, loss: float, lr: float, norm: float, step_s: float
     ) -> StepReport:
         settings = self.settings
-        tokens = settings.micro_batch_size * settings.microbatches * settings.seq_length
+        tokens = settings.step_sequences * settings.seq_length
         bubble = None
         if result.timeline is not None and not self.oversubscribed:
             bubble = summarize(result.timeline, self.plan.schedule).bubble_fraction
@@ -299,4 +315,5 @@ class Trainer:
             peak_activation_bytes=result.peak_activation_bytes,
             stage_activation_bytes=result.stage_activation_bytes,
             stage_held_bytes=result.stage_held_bytes,
+            stage_input_bytes=result.stage_input_bytes,
         )

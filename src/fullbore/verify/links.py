@@ -30,7 +30,9 @@ class LinkUse:
     taken, in any execution, however fast or slow the ranks are. held: the largest number that
     the destination has taken and not yet consumed; at least 1, the one about to be consumed.
     taken: for each message in order, how many before it have been taken by the time it is sent,
-    in any execution: the sender may let go of that many.
+    in any execution: the sender may let go of that many. returned: for each message in order, how
+    many of the opposite link's its source has taken before sending it: once it has arrived, its
+    destination may let go of that many of its own.
     """
 
     source: int
@@ -39,6 +41,7 @@ class LinkUse:
     ahead: int
     held: int
     taken: Indices = field(compare=False, repr=False)
+    returned: Indices = field(compare=False, repr=False)
 
 
 def window(link: LinkUse, *, ranks: int) -> int:
@@ -87,16 +90,22 @@ def links(schedule: Schedule, *, rank: int | None = None) -> tuple[LinkUse, ...]
     destinations = np.unique([flat.rank[messages.receive[span.start]] for span in spans])
     known = _known_of_destination(schedule.name, flat, messages, destinations.astype(np.int64))
     held = _held(flat, value, messages)
+    received = _received_by_pair(flat, messages)
+    none = np.zeros(0, dtype=np.int64)
 
     def use(span: slice) -> LinkUse:
         taken = np.searchsorted(messages.receive[span], known[span])
+        source = int(flat.rank[messages.send[span.start]])
+        destination = int(flat.rank[messages.receive[span.start]])
+        opposite = received.get((destination, source), none)
         return LinkUse(
-            source=int(flat.rank[messages.send[span.start]]),
-            destination=int(flat.rank[messages.receive[span.start]]),
+            source=source,
+            destination=destination,
             messages=len(taken),
             ahead=int((np.arange(1, len(taken) + 1) - taken).max()),
             held=int(held[span].max()),
             taken=taken,
+            returned=np.searchsorted(opposite, messages.send[span]),
         )
 
     return tuple(use(span) for span in spans)
@@ -105,6 +114,16 @@ def links(schedule: Schedule, *, rank: int | None = None) -> tuple[LinkUse, ...]
 def _spans(messages: Messages) -> list[slice]:
     """Where each directed pair's messages are."""
     return [slice(start, stop) for start, stop in pairwise(messages.starts.tolist())]
+
+
+def _received_by_pair(flat: FlatSchedule, messages: Messages) -> dict[tuple[int, int], Indices]:
+    """Where each directed pair's messages are taken, as flat indices in order."""
+    return {
+        (int(flat.rank[messages.send[span.start]]), int(flat.rank[messages.receive[span.start]])): (
+            messages.receive[span]
+        )
+        for span in _spans(messages)
+    }
 
 
 def _touches(flat: FlatSchedule, messages: Messages, span: slice, rank: int | None) -> bool:
