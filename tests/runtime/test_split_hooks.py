@@ -1,5 +1,8 @@
 """Around a split backward: hooks, what is held, what is reported, what is put back."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from pipe_models import WIDTH, Block, batch, differences, gradients, mse, reference
@@ -315,3 +318,25 @@ def test_compiled_stages_go_with_i_and_stay_right(what) -> None:
     (report,) = pipe.split_report()
     assert report.queued == () and report.share_with_input == 1.0
     assert any("_orig_mod" in name for name in report.with_input)
+
+
+def test_what_is_compiled_after_a_split_step_knows_torchs_functions() -> None:
+    """torch.compile once learnt the replaced functions, and broke its graphs at every product."""
+    code = f"""
+import sys; sys.path[:0] = {sys.path!r}
+import torch
+from pipe_models import batch, mse
+from split_models import Recomputed
+from fullbore.passes import split_backward
+from fullbore.runtime import Pipeline
+from fullbore.schedules import gpipe
+schedule = split_backward(gpipe(ranks=1, microbatches=2))
+with Pipeline({{0: Recomputed(reentrant=False)}}, schedule, mse) as pipe:
+    pipe.step(*batch(4))
+compiled = torch.compile(torch.nn.Linear(4, 4), backend="eager", fullgraph=True)
+compiled(torch.zeros(2, 4)).sum().backward()
+f = torch.compile(lambda x: torch.addmm(x, x, x), backend="eager", fullgraph=True)
+f(torch.ones(2, 2))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert ran.returncode == 0, ran.stderr

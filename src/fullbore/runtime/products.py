@@ -15,6 +15,7 @@ recomputation calls modules from autograd's own threads on CUDA.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,6 +78,15 @@ class Interception:
         self._linear, self._addmm = functional.linear, torch.addmm
         self.linear_kind = ProductKind(transposed=True, make=self._linear)
         self.addmm_kind = ProductKind(transposed=False, make=self._make_addmm)
+
+    @staticmethod
+    def prepare() -> None:
+        """Before the first `enter`: torch.compile learns torch's functions by looking them up once,
+        when it is first imported, which must not be while they are replaced.
+
+        Most processes have it by then, since making an optimizer or a checkpoint imports it.
+        """
+        importlib.import_module("torch._dynamo")
 
     def enter(self, catcher: Catcher) -> None:
         """From now on until `leave` the catcher is asked."""

@@ -107,6 +107,7 @@ class SplitBackward:
         self.weights = {i: p for i, p in self._parameters.items() if type(p) is nn.Parameter}
         if _is_compiled(module):
             self.weights = {}
+        interception.prepare()
         self._known: set[int] = set()  # searched for
         self._with_input: set[int] = set()  # used in other ways too
         self._queued: set[int] = set()
