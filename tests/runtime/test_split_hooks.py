@@ -125,6 +125,21 @@ def test_a_block_list_inside_a_stage_is_found() -> None:
     assert (calls.count(first), calls.count(second)) == (2 * M, M)
 
 
+def test_hooks_that_change_a_blocks_arguments_run_once() -> None:
+    stage, twin = nn.Sequential(Block(), Block()), nn.Sequential(Block(), Block())
+    twin.load_state_dict(stage.state_dict())
+    calls = []
+    for model in (stage, twin):
+        model[1].register_forward_pre_hook(lambda _, args: (calls.append(1), (args[0] * 2,))[1])
+        model[1].register_forward_hook(lambda module, args, output: torch.tanh(output))
+    x, y = batch(2 * M)
+    with alone(stage, recompute=2) as pipe:
+        _, expected = reference([twin], x.chunk(M), y.chunk(M))
+        pipe.step(x, y)
+    assert differences(gradients({0: stage}), expected) == []
+    assert len(calls) == 2 * M
+
+
 def test_a_schedule_with_recomputations_needs_the_option() -> None:
     with pytest.raises(PipelineError, match='give recompute="full"'):
         alone(Block(), recompute_ahead(gpipe(ranks=1, microbatches=M)))

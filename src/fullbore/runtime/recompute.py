@@ -168,7 +168,7 @@ class Recomputation:
             for block in blocks or ()
             for hook in (
                 block.register_forward_pre_hook(self._enter, with_kwargs=True),
-                block.register_forward_hook(self._leave, always_call=True),
+                block.register_forward_hook(self._leave, always_call=True, prepend=True),
             )
         ]
 
@@ -229,18 +229,18 @@ class Recomputation:
             self.restored(microbatch, (t for region in regions for t in region.restored()))
 
     def _enter(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """In front of a block."""
+        """The last hook in front of a block: what others made of its arguments is kept."""
         if self._current is None or self._open:
             return  # not in a first run, or inside another block
         region = self._region(
-            lambda given: block(*given[0], **given[1]), (args, kwargs), type(block).__name__
+            lambda given: block.forward(*given[0], **given[1]), (args, kwargs), type(block).__name__
         )
         hooks = region.hooks()
         hooks.__enter__()
         self._open.append(hooks)
 
     def _leave(self, block: nn.Module, args: Any, output: Any) -> None:
-        """Behind a block."""
+        """The first hook behind a block."""
         if self._current is not None and self._open:
             self._open.pop().__exit__()
 
@@ -268,4 +268,6 @@ def recomputation_of(stage: nn.Module, recompute: Recompute) -> Recomputation | 
     if recompute == "none" or recompute == 0:
         return None
     blocks = None if recompute == "full" else blocks_of(stage)
+    if any(block._compiled_call_impl is not None for block in blocks or ()):
+        blocks = None  # their hooks are compiled with them
     return Recomputation(blocks if blocks is None else blocks[: int(recompute)])

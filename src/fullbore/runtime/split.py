@@ -34,8 +34,9 @@ _GROUP_BYTES = 1 << 24
 class SplitReport:
     """What of a stage's trained weights waits for W, and what goes with I.
 
-    queued, with_input: parameter names. The numbers count elements; of matrices alone, since a
-    vector's gradient costs next to nothing. A weight that no microbatch used stands in with_input.
+    queued, with_input: parameter names. The numbers count elements; of matrices alone, and not of
+    embeddings, since the other gradients cost next to nothing. A weight that no microbatch used
+    stands in with_input.
     """
 
     stage: int
@@ -101,6 +102,7 @@ class SplitBackward:
 
     def __init__(self, module: nn.Module, *, microbatches: Iterable[int]) -> None:
         self.microbatches = frozenset(microbatches)
+        self._embeddings = _embeddings(module)
         self._names = {id(p): name for name, p in module.named_parameters()}
         self._parameters = {id(p): p for p in module.parameters()}
         # exact type: a subclass may mean more by a product than its numbers
@@ -276,9 +278,13 @@ class SplitBackward:
             stage=stage,
             queued=tuple(self._names[i] for i in queued),
             with_input=tuple(self._names[i] for i in rest),
-            queued_matrix_elements=_matrix_elements(queued.values()),
-            with_input_matrix_elements=_matrix_elements(rest.values()),
+            queued_matrix_elements=sum(map(self._multiplied, queued.values())),
+            with_input_matrix_elements=sum(map(self._multiplied, rest.values())),
         )
+
+    def _multiplied(self, weight: nn.Parameter) -> int:
+        """The elements of a matrix; a vector and an embedding multiply nothing."""
+        return 0 if weight.dim() < 2 or id(weight) in self._embeddings else weight.numel()
 
 
 class _Gate(torch.autograd.Function):
@@ -344,8 +350,16 @@ def _reached(edges: Iterable[GradientEdge]) -> set[int]:
     return leaves
 
 
-def _matrix_elements(weights: Iterable[nn.Parameter]) -> int:
-    return sum(weight.numel() for weight in weights if weight.dim() > 1)
+def _embeddings(module: nn.Module) -> set[int]:
+    """Weights, by id, that are only ever looked up in."""
+    tables, others = set[int](), set[int]()
+    for owner in module.modules():
+        found = {id(weight) for weight in owner._parameters.values()}
+        if isinstance(owner, nn.Embedding):
+            tables |= found
+        else:
+            others |= found
+    return tables - others
 
 
 def _gradients_of(parts: Iterable[_Parts]) -> Iterator[_Gradient]:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fullbore.errors import CheckpointError, DataError, ModelError, PipelineError
 from fullbore.ir import Schedule
-from fullbore.runtime import Pipeline, StepResult
+from fullbore.runtime import Pipeline, SplitReport, StepResult
 from fullbore.timeline import Timeline, summarize
 from fullbore.train import checkpoint as checkpoints
 from fullbore.train.batches import Batch, Batches
@@ -84,7 +84,7 @@ class Trainer:
         self.settings, self.team, self.device = settings, team, device
         self.oversubscribed = device.type == "cpu" and team.local_size > cores
         self._clock = clock
-        self.step = self.sequences = 0
+        self.step = self.sequences = self.steps_here = 0
         self.plan = self._load_plan(schedule)
         self._dtype = torch.bfloat16 if settings.bf16 else torch.float32
         self._load_data()
@@ -126,6 +126,7 @@ class Trainer:
         norm = self.pipe.clip_grad_norm(self.settings.clip_grad or math.inf)
         self.optimizer.step(lr=lr)
         self.step += 1
+        self.steps_here += 1
         self.sequences += self.settings.step_sequences
         return self._report(result, loss, lr, norm, self._clock() - start_s)
 
@@ -142,6 +143,11 @@ class Trainer:
             assert result.loss is not None
             losses.append(result.loss)
         return sum(losses) / len(losses)
+
+    def split_reports(self) -> tuple[SplitReport, ...]:
+        """Of all stages whose backward is split: what waits for W, known after two steps."""
+        gathered = self.team.gather(self.pipe.split_report())
+        return tuple(sorted((r for of_rank in gathered for r in of_rank), key=lambda r: r.stage))
 
     def save(self) -> Path:
         """Write a checkpoint of now; returns its folder. Raises CheckpointError on every rank."""
