@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from fullbore.errors import PipelineError
+from fullbore.ir import Kind
 from fullbore.passes import recompute_ahead, split_backward
-from fullbore.runtime import Pipeline, gradient_of, set_gradient
+from fullbore.runtime import PacedStage, Pipeline, gradient_of, paced_loss, set_gradient
 from fullbore.schedules import gpipe, one_f_one_b
 
 M = 3
@@ -355,3 +356,18 @@ f(torch.ones(2, 2))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_a_paced_stage_sleeps_in_both_halves() -> None:
+    stage = PacedStage(forward_s=0.001, backward_s=0.03, weight_grad_s=0.02)
+    whole = gpipe(ranks=1, microbatches=2)
+    for schedule, least_s in (
+        (whole, {Kind.B: 0.03}),
+        (split_backward(whole, delay=2), {Kind.I: 0.01, Kind.W: 0.02}),
+    ):
+        with alone(stage, schedule, paced_loss, record=True) as pipe:
+            timeline = pipe.step(*batch(4)).timeline
+        for kind, slept_s in least_s.items():
+            took_s = (timeline.end_s - timeline.start_s)[timeline.kind == kind]
+            assert len(took_s) == 2 and (took_s >= slept_s).all()
+            assert took_s.min() < slept_s + 0.01  # no whole backward in a half

@@ -38,6 +38,9 @@ class Catcher(Protocol):
     ) -> torch.Tensor | None:
         """The product, or None: torch's own function shall make it."""
 
+    def defer(self, module: nn.Module, work: Callable[[], None]) -> bool:
+        """Put work off until W; False where the module is another's, or no I is running."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductKind:
@@ -102,6 +105,12 @@ class Interception:
             self._active = tuple(other for other in self._active if other is not catcher)
             if not self._active:
                 functional.linear, torch.addmm = self._linear, self._addmm
+
+    def defer(self, module: nn.Module, work: Callable[[], None]) -> bool:
+        """For a module of which no product is caught: from inside its backward, put the part that
+        only its weights need off until W. False where the backward is whole: do it now.
+        """
+        return any(catcher.defer(module, work) for catcher in self._active)
 
     def _catch_linear(self, input: Any, weight: Any, bias: Any = None) -> Any:
         product = self._catch(input, weight, bias, self.linear_kind)

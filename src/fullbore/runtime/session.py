@@ -280,6 +280,9 @@ class Session:
     def close(self) -> None:
         """Let go of links and threads."""
         self._wiring.close()
+        self._let_go_of_blocks()
+
+    def _let_go_of_blocks(self) -> None:
         for runner in self._runners.values():
             if runner.recomputation is not None:
                 runner.recomputation.close()
@@ -318,6 +321,7 @@ class Session:
         self._wiring.abort()
         for executor in self._executors.values():
             executor.reset()
+        self._let_go_of_blocks()
         return known
 
     def _suspects(

@@ -9,9 +9,9 @@ hooks see one gradient a weight and microbatch, whichever way it came.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,14 +20,11 @@ from torch.autograd.graph import GradientEdge
 
 from fullbore.ir import Kind, Schedule
 from fullbore.runtime.products import Product, ProductKind, interception
+from fullbore.runtime.waiting import Waiting
 
 __all__ = ["SplitBackward", "SplitReport", "split_backward_of"]
 
 _PLAIN = (torch.Tensor, nn.Parameter)
-
-# Calling autograd costs as much as the product of a small weight, so gradients are handed to it
-# in groups; all at once would hold a copy of the stage.
-_GROUP_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,44 +49,6 @@ class SplitReport:
         return self.with_input_matrix_elements / total if total else 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Parts:
-    """One product between I and W."""
-
-    product: Product
-    x: torch.Tensor  # [..., in]
-    gradient: torch.Tensor  # [..., out], of the output
-
-
-@dataclass(slots=True, kw_only=True)
-class _Gradient:
-    """What a microbatch adds to one parameter's .grad."""
-
-    parameter: nn.Parameter
-    value: torch.Tensor
-
-
-@dataclass(slots=True, kw_only=True)
-class _Waiting:
-    """One microbatch.
-
-    is_open: its I is running, so what products hand over is kept. scouted: weights, by id, of
-    which it is the first that meets them, and whose gradients go with its I. parts: by weight,
-    as I came to them.
-    """
-
-    is_open: bool = False
-    is_new: bool = True
-    scouted: set[int] = field(default_factory=set)
-    parts: dict[int, list[_Parts]] = field(default_factory=dict)
-
-    def take(self, product: Product, x: torch.Tensor, gradient: torch.Tensor) -> None:
-        """What a product hands over in its backward."""
-        if self.is_open:
-            parts = _Parts(product=product, x=x.detach(), gradient=gradient.detach())
-            self.parts.setdefault(id(product.weight), []).append(parts)
-
-
 class SplitBackward:
     """The queues of one stage.
 
@@ -107,14 +66,14 @@ class SplitBackward:
         self._parameters = {id(p): p for p in module.parameters()}
         # exact type: a subclass may mean more by a product than its numbers
         self.weights = {i: p for i, p in self._parameters.items() if type(p) is nn.Parameter}
-        if _is_compiled(module):
-            self.weights = {}
+        self._modules = {id(part) for part in module.modules()}
+        self._is_compiled = _is_compiled(module)
         interception.prepare()
         self._known: set[int] = set()  # searched for
         self._with_input: set[int] = set()  # used in other ways too
         self._queued: set[int] = set()
-        self._waiting: dict[int, _Waiting] = {}
-        self._current = _Waiting()
+        self._waiting: dict[int, Waiting] = {}
+        self._current = Waiting()
         self._used: dict[int, torch.Tensor] = {}  # what the current action multiplies with
         self._anchors: dict[torch.device, torch.Tensor] = {}
 
@@ -123,7 +82,7 @@ class SplitBackward:
     @contextmanager
     def forward(self, microbatch: int) -> Iterator[None]:
         """Around the forward of a microbatch."""
-        self._current = self._waiting[microbatch] = _Waiting()
+        self._current = self._waiting[microbatch] = Waiting()
         with self._catching():
             yield
         self._current.is_new = False
@@ -148,7 +107,7 @@ class SplitBackward:
 
     @contextmanager
     def _catching(self) -> Iterator[None]:
-        if not self.weights:
+        if self._is_compiled:
             yield
             return
         interception.enter(self)
@@ -160,15 +119,7 @@ class SplitBackward:
 
     def weight_half(self, microbatch: int) -> None:
         """W: add what waits to the weights' .grad, letting go of it weight by weight."""
-        parts = self._waiting.pop(microbatch).parts
-        group: list[_Gradient] = []
-        with torch.no_grad():
-            while parts:
-                group.extend(_gradients_of(parts.pop(next(iter(parts)))))
-                if sum(gradient.value.nbytes for gradient in group) >= _GROUP_BYTES:
-                    _accumulate(group)
-                    group = []
-            _accumulate(group)
+        self._waiting.pop(microbatch).work_off()
 
     def reset(self) -> None:
         """Forget what waits: a failed step leaves nothing behind."""
@@ -176,10 +127,7 @@ class SplitBackward:
 
     def held(self, microbatch: int) -> Iterator[torch.Tensor]:
         """What waits for W."""
-        for parts in self._waiting[microbatch].parts.values():
-            for one in parts:
-                yield one.x
-                yield one.gradient
+        return self._waiting[microbatch].held()
 
     # -- catching --------------------------------------------------------------------------------
 
@@ -199,6 +147,13 @@ class SplitBackward:
             return None
         dtype = _dtype_of_product(x, weight)
         return None if dtype is None else self._multiply(x.to(dtype), weight, bias, kind)
+
+    def defer(self, module: nn.Module, work: Callable[[], None]) -> bool:
+        """Put work of one of the stage's modules off until W."""
+        if id(module) not in self._modules or not self._current.is_open:
+            return False
+        self._current.work.append(work)
+        return True
 
     def _can_wait(self, bias: Any) -> bool:
         return bias is None or (
@@ -360,37 +315,3 @@ def _embeddings(module: nn.Module) -> set[int]:
         else:
             others |= found
     return tables - others
-
-
-def _gradients_of(parts: Iterable[_Parts]) -> Iterator[_Gradient]:
-    """The gradients of one weight and of the biases that it was used with.
-
-    parts: as I came to them, which is the order in which autograd adds up.
-    """
-    sums: dict[int, _Gradient] = {}
-    for one in parts:
-        product = one.product
-        found = [(product.weight, product.kind.weight_gradient(one.x, one.gradient))]
-        if product.bias is not None:
-            found.append((product.bias, product.kind.bias_gradient(one.gradient)))
-        for parameter, gradient in found:
-            before = sums.get(id(parameter))
-            if before is not None:
-                before.value += gradient
-            else:
-                sums[id(parameter)] = _Gradient(parameter=parameter, value=gradient)
-    yield from sums.values()
-
-
-def _accumulate(gradients: list[_Gradient]) -> None:
-    """Add to .grad by autograd's own accumulation, with every hook that hangs on it."""
-    if gradients:
-        torch.autograd.Variable._execution_engine.run_backward(  # torch.autograd.backward, quicker
-            tuple(gradient.parameter for gradient in gradients),
-            tuple(gradient.value.to(gradient.parameter.dtype) for gradient in gradients),
-            False,
-            False,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
