@@ -58,11 +58,6 @@ class ProductKind:
         """[out] from the output's gradient [..., out]."""
         return gradient.sum(tuple(range(gradient.dim() - 1)))
 
-    def input_gradient(self, gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """[..., in] from the output's gradient [..., out]."""
-        result = _matrix(gradient).mm(weight if self.transposed else weight.t())
-        return result.view(*gradient.shape[:-1], result.shape[1])
-
 
 def _matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
@@ -172,13 +167,17 @@ class Product:
 
 
 class _Multiply(torch.autograd.Function):
-    """x, anchor, product -> output. The weight is no input: nothing leads to its .grad in I."""
+    """x, anchor, product -> output. The weight is no input: nothing leads to its .grad in I.
+
+    Small stages are made of little else, so tensors are reshaped once and never copied.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, anchor: torch.Tensor | None, product: Product
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, product.used_weight)
+        # as a matrix, and without what x leads back to: so it is what waits for W
+        ctx.save_for_backward(_as_matrix(x), product.used_weight)
         ctx.set_materialize_grads(False)
         ctx.product = product
         return product.kind.make(x, product.used_weight, product.used_bias)
@@ -189,7 +188,20 @@ class _Multiply(torch.autograd.Function):
             return None, None, None
         x, weight = ctx.saved_tensors
         product: Product = ctx.product
-        product.hand_over(product, x, gradient)
+        of_rows = _as_matrix(gradient)
+        product.hand_over(product, x, of_rows)
         if not ctx.needs_input_grad[0]:
             return None, None, None
-        return product.kind.input_gradient(gradient, weight), None, None
+        if of_rows.dim() > 2:
+            of_rows = gradient.reshape(-1, gradient.shape[-1])
+        result = of_rows.mm(weight if product.kind.transposed else weight.t())
+        if gradient.dim() > 2:
+            result = result.view(*gradient.shape[:-1], -1)
+        return result, None, None
+
+
+def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """[..., n] as [rows, n] where that needs no copy; else as it is, but leading back nowhere."""
+    if tensor.dim() == 2 or not tensor.is_contiguous():
+        return tensor.detach()
+    return tensor.detach().view(-1, tensor.shape[-1])

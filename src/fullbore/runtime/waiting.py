@@ -52,7 +52,7 @@ class Waiting:
     def take(self, product: Product, x: torch.Tensor, gradient: torch.Tensor) -> None:
         """What a product hands over in its backward."""
         if self.is_open:
-            parts = _Parts(product=product, x=x.detach(), gradient=gradient.detach())
+            parts = _Parts(product=product, x=x, gradient=gradient)
             self.parts.setdefault(id(product.weight), []).append(parts)
 
     def work_off(self) -> None:
@@ -60,12 +60,15 @@ class Waiting:
         for work in self.work:
             work()
         group: list[_Gradient] = []
+        size = 0
         with torch.no_grad():
             while self.parts:
-                group.extend(_gradients_of(self.parts.pop(next(iter(self.parts)))))
-                if sum(gradient.value.nbytes for gradient in group) >= _GROUP_BYTES:
+                found = _gradients_of(self.parts.pop(next(iter(self.parts))))
+                group.extend(found)
+                size += sum(gradient.value.nbytes for gradient in found)
+                if size >= _GROUP_BYTES:
                     _accumulate(group)
-                    group = []
+                    group, size = [], 0
             _accumulate(group)
 
     def held(self) -> Iterator[torch.Tensor]:
@@ -76,7 +79,7 @@ class Waiting:
                 yield one.gradient
 
 
-def _gradients_of(parts: Iterable[_Parts]) -> Iterator[_Gradient]:
+def _gradients_of(parts: Iterable[_Parts]) -> list[_Gradient]:
     """The gradients of one weight and of the biases that it was used with.
 
     parts: as I came to them, which is the order in which autograd adds up.
@@ -93,7 +96,7 @@ def _gradients_of(parts: Iterable[_Parts]) -> Iterator[_Gradient]:
                 before.value += gradient
             else:
                 sums[id(parameter)] = _Gradient(parameter=parameter, value=gradient)
-    yield from sums.values()
+    return list(sums.values())
 
 
 def _accumulate(gradients: list[_Gradient]) -> None:
