@@ -23,9 +23,8 @@ from transformers import GPT2Config, LlamaConfig
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from fullbore.runtime.layout import flatten
 from fullbore.runtime.split import SplitBackward
-from fullbore.runtime.stage import StageRunner, as_leaves, enter
+from fullbore.runtime.stage import StageRunner
 
 
 class Llama(nn.Module):
@@ -132,10 +131,8 @@ class Rig:
         self.split = StageRunner(module=self.module, loss_fn=None, loss_weight=1.0, split=split)
 
     def forward(self, runner: StageRunner) -> None:
-        layout, _ = flatten(self.x.requires_grad_())
-        leaves = as_leaves(layout, [self.x.detach().clone()])
-        (value,) = enter(leaves)
-        runner.forward(0, value, leaves, kwargs={}, target=None, train=True)
+        leaf = self.x.clone().requires_grad_()
+        runner.forward(0, leaf, [leaf], {}, None, True)
 
     def full(self) -> float:
         self.forward(self.whole)

@@ -23,6 +23,7 @@ from fullbore.ir import Action, Kind, Schedule
 from fullbore.passes import (
     PASSES,
     insert_communication,
+    recompute_ahead,
     split_backward,
     strip_communication,
 )
@@ -150,4 +151,4 @@ def test_the_list_of_passes_makes_a_runnable_schedule_of_any() -> None:
                 assert step.name
                 assert step.summary
                 made = step.apply(made)
-            assert made == insert_communication(split_backward(schedule))
+            assert made == insert_communication(recompute_ahead(split_backward(schedule)))

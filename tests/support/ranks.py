@@ -22,7 +22,9 @@ import torch
 import torch.distributed as dist
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "fullbore.runtime", "numba"])
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch._dynamo", "fullbore.runtime", "numba"]
+)
 
 
 @dataclass

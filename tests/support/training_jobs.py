@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fullbore.errors import FullboreError
+from fullbore.passes import recompute_ahead, split_backward
 from fullbore.train.batches import Batches
 from fullbore.train.optimizer import learning_rate
 from fullbore.train.place import mesh_of
@@ -45,7 +46,7 @@ def settings_for(folder: Path, **changes: Any) -> TrainSettings:
     return TrainSettings.of({**values, **changes})
 
 
-def make_trainer(settings: TrainSettings, rank: int) -> Trainer:
+def make_trainer(settings: TrainSettings, rank: int, **options: Any) -> Trainer:
     """This rank's trainer, in a process that has joined the default group or is alone."""
     if settings.world_size == 1:
         team = Team()
@@ -61,7 +62,7 @@ def make_trainer(settings: TrainSettings, rank: int) -> Trainer:
             group=dist.group.WORLD,
             mesh=mesh,
         )
-    return Trainer(settings, team, device=CPU, cores=2, record=False)
+    return Trainer(settings, team, device=CPU, cores=2, record=False, **options)
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -90,6 +91,30 @@ def run_steps(
         trainer.save()
     trainer.close()
     return [r.loss for r in reports], [r.grad_norm for r in reports], weights_of(trainer)
+
+
+def run_split(
+    rank: int, settings: TrainSettings, variants: list[tuple[Any, ...]], *, steps: int
+) -> list[Any]:
+    """For each (delay, recompute, ahead): losses, norms, weights, and shares that go with I.
+
+    delay None keeps backwards whole; ahead None places no recomputation.
+    """
+    found = []
+    for delay, recompute, ahead in variants:
+        changed = TrainSettings.of({**settings.model_dump(), "recompute": recompute})
+        schedule = changed.shape().build()
+        if delay is not None:
+            schedule = split_backward(schedule, delay=delay)
+        if ahead is not None:
+            schedule = recompute_ahead(schedule, ahead=ahead)
+        trainer = make_trainer(changed, rank, schedule=schedule)
+        reports = [trainer.train_step() for _ in range(steps)]
+        shares = [r.share_with_input for r in trainer.split_reports()]
+        trainer.close()
+        losses, norms = [r.loss for r in reports], [r.grad_norm for r in reports]
+        found.append((losses, norms, weights_of(trainer), shares))
+    return found
 
 
 def evaluate(rank: int, settings: TrainSettings) -> tuple[float | None, list[bool]]:

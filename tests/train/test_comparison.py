@@ -42,6 +42,7 @@ class Fake:
             peak_activation_bytes=(10 * number, 40 - 10 * number),
             stage_activation_bytes=(5, 6),
             stage_held_bytes=None,
+            stage_input_bytes=None,
         )
 
     def close(self) -> None:

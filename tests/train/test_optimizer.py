@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fullbore.errors import ConfigError
 from fullbore.train.optimizer import Optimizer, learning_rate
 from fullbore.train.settings import TrainSettings
 
@@ -84,3 +85,42 @@ def test_a_weight_without_gradient_stays() -> None:
     optimizer.step(lr=0.1)
     assert torch.equal(unused, torch.ones(2, 2))
     assert not torch.equal(used, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "meaning"),
+    [
+        ({}, "none"),
+        ({"recompute": "none"}, "none"),
+        ({"recompute": "full"}, "full"),
+        ({"recompute": "3"}, 3),
+        ({"recompute_granularity": "full"}, "full"),
+        ({"recompute_granularity": "full", "recompute_method": "uniform"}, "full"),
+        (
+            {
+                "recompute_granularity": "full",
+                "recompute_method": "block",
+                "recompute_num_layers": 2,
+            },
+            2,
+        ),
+    ],
+)
+def test_recomputation_in_our_words_and_in_megatrons(given: dict, meaning: object) -> None:
+    assert settings(**given).recomputation == meaning
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"recompute_granularity": "selective"}, "nearest legal value is full"),
+        ({"recompute_granularity": "full", "recompute": "full"}, "say the same twice"),
+        ({"recompute_num_layers": 2}, "need --recompute-granularity full"),
+        ({"recompute_granularity": "full", "recompute_method": "block"}, "needs --recompute-num"),
+        ({"recompute": "some"}, "recompute"),
+        ({"recompute": "-1"}, "recompute"),
+    ],
+)
+def test_recomputation_that_makes_no_sense_is_refused(given: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        settings(**given)

@@ -63,6 +63,36 @@ def test_twenty_losses_equal_those_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_split_backwards_and_recomputation_train_the_same(
+    folder: Path, tmp_path: Path, family: str, ranks: int
+) -> None:
+    write_model(tmp_path / "model", family=family)
+    settings = jobs.settings_for(
+        folder, model=str(tmp_path / "model"), pipeline_model_parallel_size=ranks
+    )
+    variants = [
+        (None, "none", None),
+        (0, "none", None),
+        (2, "none", None),
+        (1, "full", None),
+        (1, "1", None),
+        (1, "full", 1),
+    ]
+    for found in run_ranks(jobs.run_split, ranks, settings, variants, steps=3):
+        losses, norms, weights, shares = found[0]
+        assert shares == []
+        for other in found[1:]:
+            assert other[:2] == (losses, norms)
+            assert all(torch.equal(weights[name], other[2][name]) for name in weights)
+            if ranks > 1:
+                assert other[3] == [0.0] * ranks  # every product waits for W
+            else:
+                assert 0 < other[3][0] < 1  # the head is the embedding, so it goes with I
+
+
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_that_went_on(folder: Path, tmp_path: Path) -> None:
     """With dropout, so that the random numbers must go on too."""
     write_model(tmp_path / "model", family="gpt2", dropout=True)

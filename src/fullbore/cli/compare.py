@@ -103,6 +103,10 @@ def compare(
     decoder_first_pipeline_num_layers: flags.FirstLayers = None,
     decoder_last_pipeline_num_layers: flags.LastLayers = None,
     overlap_p2p_communication: flags.Overlap = None,
+    recompute: flags.Recompute = None,
+    recompute_granularity: flags.RecomputeGranularity = None,
+    recompute_method: flags.RecomputeMethod = None,
+    recompute_num_layers: flags.RecomputeLayers = None,
     microbatches: Annotated[
         int | None,
         flags.option(

@@ -61,6 +61,7 @@ def memory_curves(prediction: Prediction) -> tuple[Curve, ...] | None:
         prediction.schedule,
         held_after_forward=held,
         held_after_input_grad=after_input_grad,
+        held_before_recompute=[s.recompute_input_bytes for s in prediction.costs.stages],
     )
 
 

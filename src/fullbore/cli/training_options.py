@@ -43,6 +43,10 @@ __all__ = [
     "OptimizerBarrier",
     "Overlap",
     "Ranks",
+    "Recompute",
+    "RecomputeGranularity",
+    "RecomputeLayers",
+    "RecomputeMethod",
     "Save",
     "SaveInterval",
     "Schedule",
@@ -208,6 +212,43 @@ Overlap = Annotated[
         PIPELINE,
         "--overlap-p2p-communication/--no-overlap-p2p-communication",
         help="Whether ranks compute while messages travel; they do if not given.",
+    ),
+]
+Recompute = Annotated[
+    str | None,
+    option(
+        PIPELINE,
+        "--recompute",
+        metavar="WHAT",
+        help="Activations to make again instead of keeping them: none (if not given), full, or of "
+        "the first N blocks of each stage.",
+    ),
+]
+RecomputeGranularity = Annotated[
+    str | None,
+    option(
+        PIPELINE,
+        "--recompute-granularity",
+        metavar="full",
+        help="Megatron's word for --recompute full.",
+    ),
+]
+RecomputeMethod = Annotated[
+    str | None,
+    option(
+        PIPELINE,
+        "--recompute-method",
+        metavar="METHOD",
+        help="Of --recompute-granularity full: uniform for all layers, block for the first ones.",
+    ),
+]
+RecomputeLayers = Annotated[
+    int | None,
+    option(
+        PIPELINE,
+        "--recompute-num-layers",
+        metavar="N",
+        help="Of --recompute-method block: how many layers of each stage.",
     ),
 ]
 MicroBatchSize = Annotated[

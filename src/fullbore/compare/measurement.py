@@ -79,7 +79,8 @@ class Measurement:
     empty where there is none. held_out_before, held_out_after: mean loss on text that is not
     trained on. peak_activation_bytes: [P], the most of all measured steps.
     stage_activation_bytes: [S], what one microbatch's forward keeps. stage_held_bytes: [S], what
-    waits for it between I and W; None where no backward is split. complete: False where the
+    waits for it between I and W; None where no backward is split. stage_input_bytes: [S], what is
+    kept for it until it is recomputed; None where nothing is. complete: False where the
     run was stopped before its last step.
     """
 
@@ -92,6 +93,7 @@ class Measurement:
     peak_activation_bytes: tuple[int, ...] | None = None
     stage_activation_bytes: tuple[int, ...] | None = None
     stage_held_bytes: tuple[int, ...] | None = None
+    stage_input_bytes: tuple[int, ...] | None = None
     complete: bool = True
 
     @property

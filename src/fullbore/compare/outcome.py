@@ -59,6 +59,7 @@ def assess(measurement: Measurement, setting: Setting) -> Outcome:
         schedule,
         activation_bytes=measurement.stage_activation_bytes,
         input_grad_held_bytes=measurement.stage_held_bytes,
+        recompute_input_bytes=measurement.stage_input_bytes,
         message_bytes=setting.message_bytes,
         overlap=setting.overlap,
     )
@@ -109,4 +110,5 @@ def _curves(timeline: Timeline, measurement: Measurement) -> tuple[Curve, ...]:
         measurement.schedule,
         held_after_forward=measurement.stage_activation_bytes,
         held_after_input_grad=measurement.stage_held_bytes,
+        held_before_recompute=measurement.stage_input_bytes,
     )

@@ -35,6 +35,9 @@ class StageCosts(BaseModel):
     neither; backward_s is their sum where it is not given.
     activation_bytes: held from the start of the forward. input_grad_held_bytes: held instead
     between I and W of a split backward, inputs and output gradients of products; that may be more.
+    recompute_s: a recomputation that the schedule places (R); as forward_s where it is not given.
+    recompute_input_bytes: given for a stage that recomputes, held instead of activation_bytes until
+    it does, which is at its R, or without one when its backward starts.
     """
 
     model_config = _STRICT
@@ -45,6 +48,8 @@ class StageCosts(BaseModel):
     weight_grad_s: float | None = Field(default=None, ge=0)
     activation_bytes: float | None = Field(default=None, ge=0)
     input_grad_held_bytes: float | None = Field(default=None, ge=0)
+    recompute_s: float | None = Field(default=None, ge=0)
+    recompute_input_bytes: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -63,7 +68,14 @@ class StageCosts(BaseModel):
             raise ValueError("give input_grad_s and weight_grad_s together, or neither")
         if self.input_grad_held_bytes is not None and self.activation_bytes is None:
             raise ValueError("input_grad_held_bytes takes the place of activation_bytes: give both")
+        if self.recompute_input_bytes is not None and self.activation_bytes is None:
+            raise ValueError("recompute_input_bytes takes the place of activation_bytes: give both")
         return self
+
+    @property
+    def recomputation_s(self) -> float:
+        """Seconds of an R."""
+        return self.forward_s if self.recompute_s is None else self.recompute_s
 
     @property
     def is_split(self) -> bool:

@@ -33,6 +33,7 @@ _TIMES = {
     Kind.B: "backward_s",
     Kind.I: "input_grad_s",
     Kind.W: "weight_grad_s",
+    Kind.R: "recompute_s",
 }
 
 
@@ -42,6 +43,7 @@ def costs_of(
     *,
     activation_bytes: Sequence[float] | None = None,
     input_grad_held_bytes: Sequence[float] | None = None,
+    recompute_input_bytes: Sequence[float] | None = None,
     message_bytes: float = 0.0,
     overlap: bool = True,
 ) -> Costs:
@@ -52,7 +54,8 @@ def costs_of(
     overhead_s is the mean over compute actions of a step, and of steps the median: a step is the
     sum of its actions, while one disturbed step should not count.
     activation_bytes: [S], what one microbatch's forward of a stage keeps. input_grad_held_bytes:
-    [S], what is held for it between I and W. message_bytes: of one
+    [S], what is held for it between I and W. recompute_input_bytes: [S], what is held for it until
+    it is recomputed. message_bytes: of one
     message, for the record. overlap: False where each send held its rank up.
 
     Raises CostsError where there is no step, or a stage that a step never ran.
@@ -68,6 +71,7 @@ def costs_of(
     for name, sizes in (
         ("activation_bytes", activation_bytes),
         ("input_grad_held_bytes", input_grad_held_bytes),
+        ("recompute_input_bytes", recompute_input_bytes),
     ):
         for stage, size in zip(stages, sizes or (), strict=sizes is not None):
             stage[name] = float(size)

@@ -1,7 +1,8 @@
 """An action: one stage doing one thing for one microbatch, written as PyTorch writes it.
 
 `2F0` is stage 2, forward, microbatch 0. The same text stands in errors, tests, CSV files, the
-command line and the documentation, so that schedules travel to and from PyTorch unchanged.
+command line and the documentation, so that schedules travel to and from PyTorch unchanged. `R` is
+ours alone: PyTorch has no word for a recomputation that the schedule places.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ class Kind(IntEnum):
     B = 1  # full backward
     I = 2  # backward, input-gradient half  # noqa: E741
     W = 3  # backward, weight-gradient half
-    SEND_F = 4  # send this stage's output to the next stage
-    RECV_F = 5  # take this stage's input, sent by the previous stage
-    SEND_B = 6  # send the gradient of this stage's input to the previous stage
-    RECV_B = 7  # take the gradient of this stage's output, sent by the next stage
+    R = 4  # recompute: make again what this stage's forward did not keep
+    SEND_F = 5  # send this stage's output to the next stage
+    RECV_F = 6  # take this stage's input, sent by the previous stage
+    SEND_B = 7  # send the gradient of this stage's input to the previous stage
+    RECV_B = 8  # take the gradient of this stage's output, sent by the next stage
 
 
-COMPUTE_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
+COMPUTE_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 COMMUNICATION_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
-_PATTERN = re.compile(r"([0-9]{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)([0-9]{1,9})")
+_PATTERN = re.compile(r"([0-9]{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W|R)([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -1,7 +1,7 @@
 """The dependency graph of a schedule: the one definition of what must come before what.
 
     F(s, m)  needs F(s-1, m)            B(s, m), I(s, m)  need F(s, m) and B or I (s+1, m)
-    W(s, m)  needs I(s, m)
+    W(s, m)  needs I(s, m)            R(s, m)  needs F(s, m); B and I need R where there is one
 
 Between ranks the value travels as a message; where sends and receives are written out it goes
 compute -> SEND -> RECV -> compute, otherwise the edge joins the two compute actions directly.
@@ -30,7 +30,8 @@ class Dependencies:
 
     value: what hands it its tensor: the upstream forward, the downstream backward, the SEND that
         a RECV takes, the compute whose result a SEND sends. It may stand on another rank.
-    stored: what it needs from its own stage: a backward its forward, a W its I. Same rank.
+    stored: what it needs from its own stage: a backward its forward, or that one's
+        recomputation, which needs the forward; a W its I. Same rank.
     Where an action occurs twice, or not at all, `value` and `stored` are those of the last one,
     or -1: `verify` reports both.
     """
@@ -53,12 +54,13 @@ def dependencies(schedule: Schedule) -> Dependencies:
     fill(value, Kind.F, (Kind.RECV_F, here), (Kind.F, upstream))
     for backward in (Kind.B, Kind.I):
         fill(value, backward, (Kind.RECV_B, here), (Kind.B, downstream), (Kind.I, downstream))
-        fill(stored, backward, (Kind.F, here))
+        fill(stored, backward, (Kind.R, here), (Kind.F, here))
     fill(value, Kind.RECV_F, (Kind.SEND_F, upstream))
     fill(value, Kind.RECV_B, (Kind.SEND_B, downstream))
     fill(value, Kind.SEND_F, (Kind.F, here))
     fill(value, Kind.SEND_B, (Kind.B, here), (Kind.I, here))
     fill(stored, Kind.W, (Kind.I, here))
+    fill(stored, Kind.R, (Kind.F, here))
     return Dependencies(value=value, stored=stored)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fullbore.ir import Schedule
 from fullbore.passes.communication import insert_communication, strip_communication
 from fullbore.passes.forward_only import forward_only
+from fullbore.passes.recompute import recompute_ahead
 from fullbore.passes.split import split_backward
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Pass",
     "forward_only",
     "insert_communication",
+    "recompute_ahead",
     "split_backward",
     "strip_communication",
 ]
@@ -41,6 +43,11 @@ PASSES: tuple[Pass, ...] = (
         name="split-backward",
         summary="split every backward into its input-gradient and weight-gradient halves",
         apply=split_backward,
+    ),
+    Pass(
+        name="recompute-ahead",
+        summary="make the activations of every forward again before its backward needs them",
+        apply=recompute_ahead,
     ),
     Pass(
         name="insert-communication",

@@ -2,8 +2,9 @@
 
 from fullbore.runtime.main_grad import gradient_of, set_gradient
 from fullbore.runtime.paced import PacedStage, paced_loss, wake_on_time
-from fullbore.runtime.pipeline import Pipeline, StepResult
+from fullbore.runtime.pipeline import Pipeline
 from fullbore.runtime.postvalidated import Kept, PostValidatedOptimizer, Undoable, Validated
+from fullbore.runtime.result import StepResult
 from fullbore.runtime.split import SplitReport
 
 __all__ = [

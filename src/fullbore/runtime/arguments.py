@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from fullbore.errors import FullboreError, PipelineError
-from fullbore.ir import Schedule
+from fullbore.ir import Kind, Schedule
 from fullbore.runtime.session import Setup
 from fullbore.runtime.sharded import objection_to_shards
 from fullbore.runtime.tied import find_copies
@@ -96,6 +96,7 @@ def _common(setup: Setup, *, record: bool) -> dict[str, str]:
         "tied weights": str([sorted(names.items()) for names in setup.tied]),
         "values of overlap_p2p": str(setup.overlap),
         "values of static_shapes": str(setup.static_shapes),
+        "values of recompute": str(setup.recompute),
         "values of main_grad_dtype": str(setup.main_grad_dtype),
         "values of record": str(record),
         "values of reduce_dtype": str(setup.reduce_dtype),
@@ -111,6 +112,11 @@ def _objection(setup: Setup) -> str | None:
         return (
             f"the schedule places stages {list(placed)} here, but modules were given for "
             f"{list(given)}"
+        )
+    recomputes = any(bool((p.kind == Kind.R).any()) for p in setup.schedule.programs)
+    if recomputes and setup.recompute == "none":
+        return (
+            'the schedule places recomputations (R): give recompute="full", or a number of blocks'
         )
     if setup.holds(-1) and setup.loss_fn is None:
         return "the last stage is here, but loss_fn is missing"

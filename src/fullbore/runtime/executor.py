@@ -7,6 +7,7 @@ everything, and each action is bound to what carries it out before the first ste
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -88,6 +89,10 @@ class Executor:
         this rank's first message.
         """
         self._state.batch, self._state.meter, self.at = batch, meter, 0
+        for stage, runner in self._runners.items():
+            if runner.recomputation is not None:
+                told = None if meter is None else partial(meter.restored, stage)
+                runner.recomputation.restored = told
         carry_out = self._carry_out if log is None else self._carry_out_recorded(log)
         carry_out(0, self._first_message)
         self.at = min(self._first_message, len(self.actions) - 1)

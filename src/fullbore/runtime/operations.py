@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,6 +108,7 @@ class Operations:
             Kind.B: self._backward,
             Kind.I: self._backward_input,
             Kind.W: self._backward_weight,
+            Kind.R: self._recompute,
             Kind.SEND_F: self._send_forward,
             Kind.RECV_F: self._receive_forward,
             Kind.SEND_B: self._send_backward,
@@ -155,7 +157,7 @@ class Operations:
             kwargs, target = batch.kwargs[microbatch], batch.targets[microbatch]
             if meter is None:
                 return runner.forward(microbatch, value, leaves, kwargs, target, batch.train)
-            with meter.forward(stage, microbatch, batch.signatures[microbatch]):
+            with meter.forward(stage, microbatch, batch.signatures[microbatch], runner.kept):
                 return runner.forward(microbatch, value, leaves, kwargs, target, batch.train)
 
         return forward
@@ -275,6 +277,9 @@ class Operations:
                 state.meter.freed(stage, microbatch)
 
         return backward_weight
+
+    def _recompute(self, index: int, action: Action) -> Operation:
+        return partial(self._runners[action.stage].recompute, action.microbatch)
 
     def _passed_back(self, stage: int, microbatch: int) -> _Slot:
         """Where the gradients of a stage's inputs go."""

@@ -30,6 +30,7 @@ from fullbore.runtime.device import side_of
 from fullbore.runtime.main_grad import MainGradients
 from fullbore.runtime.microbatch import batch_size, split
 from fullbore.runtime.norm import clip_grad_norm, counted_here
+from fullbore.runtime.recompute import Recompute
 from fullbore.runtime.recorder import (
     ActivationMeter,
     Clock,
@@ -37,7 +38,7 @@ from fullbore.runtime.recorder import (
     SpanLog,
     clock_offset_s,
 )
-from fullbore.runtime.result import StepResult, result_of
+from fullbore.runtime.result import StepResult, make_result
 from fullbore.runtime.session import Session, Setup
 from fullbore.runtime.split import SplitReport
 from fullbore.runtime.stage import CountFunction, LossFunction
@@ -47,7 +48,7 @@ from fullbore.verify import check, links
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Pipeline", "StepResult"]
+__all__ = ["Pipeline"]
 
 
 class Pipeline:
@@ -75,6 +76,9 @@ class Pipeline:
     static_shapes: False if outputs change their shapes while inputs do not.
     main_grad_dtype: such as torch.float32, for weights in bfloat16: gradients accumulate in it, in
         each weight's `main_grad`, and .grad stays None; set main_grad to None after stepping.
+    recompute: which activations are dropped after a forward and made again for the backward:
+        "none", those of each "full" stage, or of the first N blocks of each stage, one block at a
+        time. A stage has blocks if it is a Sequential or has one ModuleList; else it goes in full.
     timeout_s: how long a rank waits for another before it gives up.
     clock: seconds; a recorder's clock.
 
@@ -100,6 +104,7 @@ class Pipeline:
         record: bool = False,
         static_shapes: bool = True,
         main_grad_dtype: torch.dtype | None = None,
+        recompute: Recompute = "none",
         timeout_s: float = 1800.0,
         clock: Clock = time.perf_counter,
     ) -> None:
@@ -125,6 +130,7 @@ class Pipeline:
             overlap=overlap_p2p,
             static_shapes=static_shapes,
             main_grad_dtype=main_grad_dtype,
+            recompute=recompute,
             count_fn=count_fn,
             reduce_dtype=reduce_dtype,
         )
@@ -321,13 +327,13 @@ class Pipeline:
                         boundary_messages=session.boundary_messages,
                     )
                 )
-        return result_of(
+        return make_result(
             batch,
-            name=self._setup.schedule.name,
-            last=self._setup.holds(-1),
             loss=loss,
             step_s=step_s,
             records=records,
+            schedule=self._setup.schedule,
+            has_last=self._setup.holds(-1),
         )
 
     def _batch(self, inputs: Any, targets: Any, kwargs: dict[str, Any], *, train: bool) -> Batch:

@@ -15,6 +15,7 @@ recomputation calls modules from autograd's own threads on CUDA.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class Catcher(Protocol):
     ) -> torch.Tensor | None:
         """The product, or None: torch's own function shall make it."""
 
+    def defer(self, module: nn.Module, work: Callable[[], None]) -> bool:
+        """Put work off until W; False where the module is another's, or no I is running."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductKind:
@@ -53,11 +57,6 @@ class ProductKind:
     def bias_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         """[out] from the output's gradient [..., out]."""
         return gradient.sum(tuple(range(gradient.dim() - 1)))
-
-    def input_gradient(self, gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """[..., in] from the output's gradient [..., out]."""
-        result = _matrix(gradient).mm(weight if self.transposed else weight.t())
-        return result.view(*gradient.shape[:-1], result.shape[1])
 
 
 def _matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,6 +77,15 @@ class Interception:
         self.linear_kind = ProductKind(transposed=True, make=self._linear)
         self.addmm_kind = ProductKind(transposed=False, make=self._make_addmm)
 
+    @staticmethod
+    def prepare() -> None:
+        """Before the first `enter`: torch.compile learns torch's functions by looking them up once,
+        when it is first imported, which must not be while they are replaced.
+
+        Most processes have it by then, since making an optimizer or a checkpoint imports it.
+        """
+        importlib.import_module("torch._dynamo")
+
     def enter(self, catcher: Catcher) -> None:
         """From now on until `leave` the catcher is asked."""
         with self._lock:
@@ -92,6 +100,12 @@ class Interception:
             self._active = tuple(other for other in self._active if other is not catcher)
             if not self._active:
                 functional.linear, torch.addmm = self._linear, self._addmm
+
+    def defer(self, module: nn.Module, work: Callable[[], None]) -> bool:
+        """For a module of which no product is caught: from inside its backward, put the part that
+        only its weights need off until W. False where the backward is whole: do it now.
+        """
+        return any(catcher.defer(module, work) for catcher in self._active)
 
     def _catch_linear(self, input: Any, weight: Any, bias: Any = None) -> Any:
         product = self._catch(input, weight, bias, self.linear_kind)
@@ -137,6 +151,11 @@ class Product:
     used_bias: torch.Tensor | None
     hand_over: Callable[[Product, torch.Tensor, torch.Tensor], None]
 
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """Those whose gradients wait."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
     def make(self, x: torch.Tensor, anchor: torch.Tensor | None) -> torch.Tensor:
         """The product of x [..., in].
 
@@ -148,13 +167,17 @@ class Product:
 
 
 class _Multiply(torch.autograd.Function):
-    """x, anchor, product -> output. The weight is no input: nothing leads to its .grad in I."""
+    """x, anchor, product -> output. The weight is no input: nothing leads to its .grad in I.
+
+    Small stages are made of little else, so tensors are reshaped once and never copied.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, anchor: torch.Tensor | None, product: Product
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, product.used_weight)
+        # as a matrix, and without what x leads back to: so it is what waits for W
+        ctx.save_for_backward(_as_matrix(x), product.used_weight)
         ctx.set_materialize_grads(False)
         ctx.product = product
         return product.kind.make(x, product.used_weight, product.used_bias)
@@ -165,7 +188,20 @@ class _Multiply(torch.autograd.Function):
             return None, None, None
         x, weight = ctx.saved_tensors
         product: Product = ctx.product
-        product.hand_over(product, x, gradient)
+        of_rows = _as_matrix(gradient)
+        product.hand_over(product, x, of_rows)
         if not ctx.needs_input_grad[0]:
             return None, None, None
-        return product.kind.input_gradient(gradient, weight), None, None
+        if of_rows.dim() > 2:
+            of_rows = gradient.reshape(-1, gradient.shape[-1])
+        result = of_rows.mm(weight if product.kind.transposed else weight.t())
+        if gradient.dim() > 2:
+            result = result.view(*gradient.shape[:-1], -1)
+        return result, None, None
+
+
+def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """[..., n] as [rows, n] where that needs no copy; else as it is, but leading back nowhere."""
+    if tensor.dim() == 2 or not tensor.is_contiguous():
+        return tensor.detach()
+    return tensor.detach().view(-1, tensor.shape[-1])

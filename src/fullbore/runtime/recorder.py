@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fullbore.ir import Action, Kind
 from fullbore.runtime.control import Control
+from fullbore.runtime.sharded import is_sharded
 from fullbore.timeline import Timeline
 
 __all__ = ["ActivationMeter", "Clock", "RankRecord", "SpanLog", "assemble", "clock_offset_s"]
@@ -66,6 +67,7 @@ class SpanLog:
             peak_bytes=meter.peak_bytes,
             stage_bytes=dict(meter.stage_bytes),
             held_bytes=dict(meter.held_bytes),
+            input_bytes=dict(meter.input_bytes),
             boundary_messages=boundary_messages,
         )
 
@@ -76,6 +78,7 @@ class RankRecord:
 
     stage_bytes: of each stage here, most bytes that autograd kept for one microbatch.
     held_bytes: of each stage here whose backward is split, most bytes of one between I and W.
+    input_bytes: of each stage here that recomputes, most bytes of one before it does.
     """
 
     kind: np.ndarray[Any, np.dtype[np.int8]]
@@ -86,6 +89,7 @@ class RankRecord:
     peak_bytes: int
     stage_bytes: dict[int, int]
     held_bytes: dict[int, int]
+    input_bytes: dict[int, int]
     boundary_messages: int
 
 
@@ -170,14 +174,15 @@ class ActivationMeter:
         self._staying: set[int] = set()  # addresses of storages
         self._weights: dict[_Weighed, int] = {}  # as last weighed
         self._held_weights: dict[_Weighed, int] = {}
+        self._restored_weights: dict[_Weighed, int] = {}
         self._turn = -1
-        self.forget()
-        self.begin(None)
+        self.begin(None)  # a first step weighs all, since it changes what decides
 
     def forget(self) -> None:
         """Weigh everything anew: what decides it has changed, or a step has failed."""
         self._weights.clear()
         self._held_weights.clear()
+        self._restored_weights.clear()
         self._staying = _addresses(
             t for m in self._modules for t in (*m.parameters(), *m.buffers())
         )
@@ -188,27 +193,52 @@ class ActivationMeter:
         leaves = (t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor))
         self._given = _addresses(leaves)
         self._saved_bytes: dict[tuple[int, int], int] = {}
+        self._bases: dict[tuple[int, int], _Base] = {}  # of those that will be recomputed
         self._live_bytes = 0
         self.peak_bytes = 0
         self.stage_bytes: dict[int, int] = {}  # most of one microbatch, by stage
         self.held_bytes: dict[int, int] = {}  # the same, between I and W
+        self.input_bytes: dict[int, int] = {}  # the same, before a recomputation
 
     @contextmanager
-    def forward(self, stage: int, microbatch: int, signature: int) -> Iterator[None]:
+    def forward(
+        self, stage: int, microbatch: int, signature: int, kept: Kept | None = None
+    ) -> Iterator[None]:
         """Around a forward: everything saved inside belongs to (stage, microbatch).
 
-        signature: which shapes the microbatch has.
+        signature: which shapes the microbatch has. kept: gives what is kept beside that, to be
+        recomputed from.
         """
         key = (stage, microbatch, signature)
+        storages: dict[int, int] = {}
         if key in self._weights and microbatch != self._turn:
             yield
         else:
-            storages: dict[int, int] = {}
             with torch.autograd.graph.saved_tensors_hooks(partial(_pack, storages), _unpack):
                 yield
+            if kept is not None:
+                storages |= _storages(kept(microbatch))
             self._weights[key] = self._sum(storages)
-        self._add(stage, microbatch, self._weights[key])
+        self._set(stage, microbatch, self._weights[key])
         self.stage_bytes[stage] = max(self._weights[key], self.stage_bytes.get(stage, 0))
+        if kept is not None:
+            self._bases[stage, microbatch] = _Base(key=key, storages=storages)
+            self.input_bytes[stage] = max(self._weights[key], self.input_bytes.get(stage, 0))
+
+    def restored(self, stage: int, microbatch: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Recomputation brought these back; what it brought back before them is gone."""
+        base = self._bases.get((stage, microbatch))
+        if base is None:
+            return  # an evaluation, or a step that failed
+        if base.storages or base.key not in self._restored_weights:
+            now = self._sum(base.storages | _storages(tensors))
+            before = self._restored_weights.get(base.key, 0) if base.is_restored else 0
+            self._restored_weights[base.key] = max(now, before)
+            base.is_restored = True
+        else:
+            now = self._restored_weights[base.key]
+        self._set(stage, microbatch, now)
+        self.stage_bytes[stage] = max(now, self.stage_bytes.get(stage, 0))
 
     def freed(self, stage: int, microbatch: int) -> None:
         """The backward of (stage, microbatch) is done."""
@@ -220,28 +250,45 @@ class ActivationMeter:
         """The I of (stage, microbatch) is done, and these tensors wait for its W."""
         key = (stage, microbatch, signature)
         if key not in self._held_weights or microbatch == self._turn:
-            storages = (tensor.untyped_storage() for tensor in waiting)
-            self._held_weights[key] = self._sum({s.data_ptr(): s.nbytes() for s in storages})
+            self._held_weights[key] = self._sum(_storages(waiting))
         held = self._held_weights[key]
-        self.freed(stage, microbatch)
-        self._add(stage, microbatch, held)
+        self._set(stage, microbatch, held)
         self.held_bytes[stage] = max(held, self.held_bytes.get(stage, 0))
 
     def _sum(self, storages: Mapping[int, int]) -> int:
         staying = self._staying | self._given
         return sum(size for address, size in storages.items() if address not in staying)
 
-    def _add(self, stage: int, microbatch: int, size: int) -> None:
+    def _set(self, stage: int, microbatch: int, size: int) -> None:
+        """What (stage, microbatch) holds from now on."""
+        self._live_bytes += size - self._saved_bytes.get((stage, microbatch), 0)
         self._saved_bytes[stage, microbatch] = size
-        self._live_bytes += size
         self.peak_bytes = max(self.peak_bytes, self._live_bytes)
 
 
 _Weighed = tuple[int, int, int]  # stage, microbatch, number of its signature
+Kept = Callable[[int], Iterable[torch.Tensor]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Base:
+    """A forward that will be recomputed. storages: bytes by address, where it was weighed."""
+
+    key: _Weighed
+    storages: dict[int, int]
+    is_restored: bool = False
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Bytes by address."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    """Of the storages here; of a sharded weight its shard's."""
+    here = (tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors)
+    return {tensor.untyped_storage().data_ptr() for tensor in here}
 
 
 def _pack(storages: dict[int, int], tensor: torch.Tensor) -> torch.Tensor:

@@ -1,17 +1,19 @@
-"""What a step gave, as its caller sees it."""
+"""What a step gives: losses and outputs, and with recording the figures of all ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from fullbore.ir import Schedule
 from fullbore.runtime.batch import Batch
 from fullbore.runtime.recorder import RankRecord, assemble
 from fullbore.timeline import Timeline
 
-__all__ = ["StepResult", "result_of"]
+__all__ = ["StepResult", "make_result"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class StepResult:
     stage_activation_bytes: a stage each, with record=True: most that it kept for one microbatch.
     stage_held_bytes: a stage each, with record=True where a backward is split: most that waits for
         one microbatch between I and W.
+    stage_input_bytes: a stage each, with record=True where a stage recomputes: most that is kept
+        for one microbatch until it does.
     boundary_messages: a rank each, with record=True: most receives posted at once so far.
     """
 
@@ -40,43 +44,46 @@ class StepResult:
     peak_activation_bytes: tuple[int, ...] | None = None
     stage_activation_bytes: tuple[int, ...] | None = None
     stage_held_bytes: tuple[int, ...] | None = None
+    stage_input_bytes: tuple[int, ...] | None = None
     boundary_messages: tuple[int, ...] | None = None
 
 
-def result_of(
+def make_result(
     batch: Batch,
     *,
-    name: str,
-    last: bool,
     loss: float | None,
     step_s: float,
     records: list[RankRecord] | None,
+    schedule: Schedule,
+    has_last: bool,
 ) -> StepResult:
-    """The result of a batch on one rank.
-
-    name: of the schedule. last: whether the last stage is here. records: of all ranks, if any.
-    """
-    microbatches = range(len(batch.inputs))
-    return StepResult(
+    """The result of a batch. records: of all ranks; has_last: whether the last stage is here."""
+    result = StepResult(
         loss=loss,
-        losses=batch.losses.tensors() if last and batch.losses else None,
-        outputs=[batch.outputs[m] for m in microbatches] if batch.outputs else None,
+        losses=batch.losses.tensors() if has_last and batch.losses else None,
+        outputs=_in_order(batch.outputs, schedule),
         step_s=step_s,
-        timeline=assemble(records, name=name) if records else None,
-        peak_activation_bytes=tuple(r.peak_bytes for r in records) if records else None,
-        stage_activation_bytes=_by_stage([r.stage_bytes for r in records]) if records else None,
-        stage_held_bytes=_held(records) if records else None,
-        boundary_messages=tuple(r.boundary_messages for r in records) if records else None,
+    )
+    if not records:
+        return result
+    held = [dict.fromkeys(r.stage_bytes, 0) | r.held_bytes for r in records]
+    inputs = [r.stage_bytes | r.input_bytes for r in records]
+    return replace(
+        result,
+        timeline=assemble(records, name=schedule.name),
+        peak_activation_bytes=tuple(r.peak_bytes for r in records),
+        stage_activation_bytes=_by_stage([r.stage_bytes for r in records]),
+        stage_held_bytes=_by_stage(held) if any(r.held_bytes for r in records) else None,
+        stage_input_bytes=_by_stage(inputs) if any(r.input_bytes for r in records) else None,
+        boundary_messages=tuple(r.boundary_messages for r in records),
     )
 
 
-def _held(records: list[RankRecord]) -> tuple[int, ...] | None:
-    """Of each stage; one whose backward is whole holds nothing."""
-    if not any(record.held_bytes for record in records):
-        return None
-    return _by_stage([dict.fromkeys(r.stage_bytes, 0) | r.held_bytes for r in records])
+def _in_order(found: dict[int, Any], schedule: Schedule) -> list[Any] | None:
+    """By microbatch; None where there are none."""
+    return [found[m] for m in range(schedule.microbatches)] if found else None
 
 
-def _by_stage(ranks: list[dict[int, int]]) -> tuple[int, ...]:
+def _by_stage(ranks: Sequence[dict[int, int]]) -> tuple[int, ...]:
     of_stage = {stage: size for of_rank in ranks for stage, size in of_rank.items()}
     return tuple(size for _, size in sorted(of_stage.items()))

@@ -19,6 +19,7 @@ from fullbore.runtime.agreement import Agreement
 from fullbore.runtime.batch import Batch, Learnt
 from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.executor import Executor
+from fullbore.runtime.recompute import recomputation_of
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.replicas import Edges, Replicas, completion_order
 from fullbore.runtime.setup import Setup
@@ -66,6 +67,7 @@ class Session:
                 loss_fn=setup.loss_fn if stage == last else None,
                 loss_weight=weight,
                 split=split_backward_of(setup.schedule, stage, module),
+                recomputation=recomputation_of(module, setup.recompute),
             )
             for stage, module in setup.stages.items()
         }
@@ -236,6 +238,12 @@ class Session:
     def close(self) -> None:
         """Let go of links and threads."""
         self._wiring.close()
+        self._let_go_of_blocks()
+
+    def _let_go_of_blocks(self) -> None:
+        for runner in self._runners.values():
+            if runner.recomputation is not None:
+                runner.recomputation.close()
 
     # -- failing -----------------------------------------------------------------------------
 
@@ -271,6 +279,7 @@ class Session:
         self._wiring.abort()
         for executor in self._executors.values():
             executor.reset()
+        self._let_go_of_blocks()
         return known
 
     def _suspects(

@@ -10,6 +10,7 @@ from torch import nn
 
 from fullbore.ir import Schedule
 from fullbore.runtime.device import Side
+from fullbore.runtime.recompute import Recompute
 from fullbore.runtime.stage import CountFunction, LossFunction
 from fullbore.runtime.wiring import Rendezvous
 from fullbore.verify import LinkUse
@@ -38,6 +39,7 @@ class Setup:
     overlap: bool
     static_shapes: bool
     main_grad_dtype: torch.dtype | None = None
+    recompute: Recompute = "none"
     count_fn: CountFunction | None = None
     reduce_dtype: torch.dtype | None = None
 

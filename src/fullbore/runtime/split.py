@@ -9,9 +9,9 @@ hooks see one gradient a weight and microbatch, whichever way it came.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,22 +20,20 @@ from torch.autograd.graph import GradientEdge
 
 from fullbore.ir import Kind, Schedule
 from fullbore.runtime.products import Product, ProductKind, interception
+from fullbore.runtime.waiting import Waiting
 
 __all__ = ["SplitBackward", "SplitReport", "split_backward_of"]
 
 _PLAIN = (torch.Tensor, nn.Parameter)
-
-# Calling autograd costs as much as the product of a small weight, so gradients are handed to it
-# in groups; all at once would hold a copy of the stage.
-_GROUP_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitReport:
     """What of a stage's trained weights waits for W, and what goes with I.
 
-    queued, with_input: parameter names. The numbers count elements; of matrices alone, since a
-    vector's gradient costs next to nothing. A weight that no microbatch used stands in with_input.
+    queued, with_input: parameter names. The numbers count elements; of matrices alone, and not of
+    embeddings, since the other gradients cost next to nothing. A weight that no microbatch used
+    stands in with_input.
     """
 
     stage: int
@@ -51,44 +49,6 @@ class SplitReport:
         return self.with_input_matrix_elements / total if total else 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Parts:
-    """One product between I and W."""
-
-    product: Product
-    x: torch.Tensor  # [..., in]
-    gradient: torch.Tensor  # [..., out], of the output
-
-
-@dataclass(slots=True, kw_only=True)
-class _Gradient:
-    """What a microbatch adds to one parameter's .grad."""
-
-    parameter: nn.Parameter
-    value: torch.Tensor
-
-
-@dataclass(slots=True, kw_only=True)
-class _Waiting:
-    """One microbatch.
-
-    is_open: its I is running, so what products hand over is kept. scouted: weights, by id, of
-    which it is the first that meets them, and whose gradients go with its I. parts: by weight,
-    as I came to them.
-    """
-
-    is_open: bool = False
-    is_new: bool = True
-    scouted: set[int] = field(default_factory=set)
-    parts: dict[int, list[_Parts]] = field(default_factory=dict)
-
-    def take(self, product: Product, x: torch.Tensor, gradient: torch.Tensor) -> None:
-        """What a product hands over in its backward."""
-        if self.is_open:
-            parts = _Parts(product=product, x=x.detach(), gradient=gradient.detach())
-            self.parts.setdefault(id(product.weight), []).append(parts)
-
-
 class SplitBackward:
     """The queues of one stage.
 
@@ -101,14 +61,19 @@ class SplitBackward:
 
     def __init__(self, module: nn.Module, *, microbatches: Iterable[int]) -> None:
         self.microbatches = frozenset(microbatches)
+        self._embeddings = _embeddings(module)
         self._names = {id(p): name for name, p in module.named_parameters()}
+        self._parameters = {id(p): p for p in module.parameters()}
         # exact type: a subclass may mean more by a product than its numbers
-        self.weights = {id(p): p for p in module.parameters() if type(p) is nn.Parameter}
+        self.weights = {i: p for i, p in self._parameters.items() if type(p) is nn.Parameter}
+        self._modules = {id(part) for part in module.modules()}
+        self._is_compiled = _is_compiled(module)
+        interception.prepare()
         self._known: set[int] = set()  # searched for
         self._with_input: set[int] = set()  # used in other ways too
         self._queued: set[int] = set()
-        self._waiting: dict[int, _Waiting] = {}
-        self._current = _Waiting()
+        self._waiting: dict[int, Waiting] = {}
+        self._current = Waiting()
         self._used: dict[int, torch.Tensor] = {}  # what the current action multiplies with
         self._anchors: dict[torch.device, torch.Tensor] = {}
 
@@ -117,7 +82,7 @@ class SplitBackward:
     @contextmanager
     def forward(self, microbatch: int) -> Iterator[None]:
         """Around the forward of a microbatch."""
-        self._current = self._waiting[microbatch] = _Waiting()
+        self._current = self._waiting[microbatch] = Waiting()
         with self._catching():
             yield
         self._current.is_new = False
@@ -137,10 +102,14 @@ class SplitBackward:
         with self._catching():
             yield
         self._current.is_open = False
-        self._queued.update(self._current.parts)
+        for parts in self._current.parts.values():
+            self._queued.update(id(p) for one in parts for p in one.product.parameters)
 
     @contextmanager
     def _catching(self) -> Iterator[None]:
+        if self._is_compiled:
+            yield
+            return
         interception.enter(self)
         try:
             yield
@@ -150,15 +119,7 @@ class SplitBackward:
 
     def weight_half(self, microbatch: int) -> None:
         """W: add what waits to the weights' .grad, letting go of it weight by weight."""
-        parts = self._waiting.pop(microbatch).parts
-        group: list[_Gradient] = []
-        with torch.no_grad():
-            while parts:
-                group.extend(_gradients_of(parts.pop(next(iter(parts)))))
-                if sum(gradient.value.nbytes for gradient in group) >= _GROUP_BYTES:
-                    _accumulate(group)
-                    group = []
-            _accumulate(group)
+        self._waiting.pop(microbatch).work_off()
 
     def reset(self) -> None:
         """Forget what waits: a failed step leaves nothing behind."""
@@ -166,10 +127,7 @@ class SplitBackward:
 
     def held(self, microbatch: int) -> Iterator[torch.Tensor]:
         """What waits for W."""
-        for parts in self._waiting[microbatch].parts.values():
-            for one in parts:
-                yield one.x
-                yield one.gradient
+        return self._waiting[microbatch].held()
 
     # -- catching --------------------------------------------------------------------------------
 
@@ -189,6 +147,13 @@ class SplitBackward:
             return None
         dtype = _dtype_of_product(x, weight)
         return None if dtype is None else self._multiply(x.to(dtype), weight, bias, kind)
+
+    def defer(self, module: nn.Module, work: Callable[[], None]) -> bool:
+        """Put work of one of the stage's modules off until W."""
+        if id(module) not in self._modules or not self._current.is_open:
+            return False
+        self._current.work.append(work)
+        return True
 
     def _can_wait(self, bias: Any) -> bool:
         return bias is None or (
@@ -261,16 +226,20 @@ class SplitBackward:
 
     def report(self, stage: int) -> SplitReport:
         """What waited so far, and what went with I."""
-        trained = {i: p for i, p in self.weights.items() if p.requires_grad}
+        trained = {i: p for i, p in self._parameters.items() if p.requires_grad}
         queued = {i: p for i, p in trained.items() if i in self._queued}
         rest = {i: p for i, p in trained.items() if i not in self._queued}
         return SplitReport(
             stage=stage,
             queued=tuple(self._names[i] for i in queued),
             with_input=tuple(self._names[i] for i in rest),
-            queued_matrix_elements=_matrix_elements(queued.values()),
-            with_input_matrix_elements=_matrix_elements(rest.values()),
+            queued_matrix_elements=sum(map(self._multiplied, queued.values())),
+            with_input_matrix_elements=sum(map(self._multiplied, rest.values())),
         )
+
+    def _multiplied(self, weight: nn.Parameter) -> int:
+        """The elements of a matrix; a vector and an embedding multiply nothing."""
+        return 0 if weight.dim() < 2 or id(weight) in self._embeddings else weight.numel()
 
 
 class _Gate(torch.autograd.Function):
@@ -283,6 +252,18 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has made any part of a stage its own.
+
+    Its graphs hold their own products, and it learns torch's functions by looking them up, which
+    must not happen while they are replaced.
+    """
+    return any(
+        type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
+        for part in module.modules()
+    )
 
 
 def _gate(weight: nn.Parameter) -> torch.Tensor:
@@ -324,39 +305,13 @@ def _reached(edges: Iterable[GradientEdge]) -> set[int]:
     return leaves
 
 
-def _matrix_elements(weights: Iterable[nn.Parameter]) -> int:
-    return sum(weight.numel() for weight in weights if weight.dim() > 1)
-
-
-def _gradients_of(parts: Iterable[_Parts]) -> Iterator[_Gradient]:
-    """The gradients of one weight and of the biases that it was used with.
-
-    parts: as I came to them, which is the order in which autograd adds up.
-    """
-    sums: dict[int, _Gradient] = {}
-    for one in parts:
-        product = one.product
-        found = [(product.weight, product.kind.weight_gradient(one.x, one.gradient))]
-        if product.bias is not None:
-            found.append((product.bias, product.kind.bias_gradient(one.gradient)))
-        for parameter, gradient in found:
-            before = sums.get(id(parameter))
-            if before is not None:
-                before.value += gradient
-            else:
-                sums[id(parameter)] = _Gradient(parameter=parameter, value=gradient)
-    yield from sums.values()
-
-
-def _accumulate(gradients: list[_Gradient]) -> None:
-    """Add to .grad by autograd's own accumulation, with every hook that hangs on it."""
-    if gradients:
-        torch.autograd.Variable._execution_engine.run_backward(  # torch.autograd.backward, quicker
-            tuple(gradient.parameter for gradient in gradients),
-            tuple(gradient.value.to(gradient.parameter.dtype) for gradient in gradients),
-            False,
-            False,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
+def _embeddings(module: nn.Module) -> set[int]:
+    """Weights, by id, that are only ever looked up in."""
+    tables, others = set[int](), set[int]()
+    for owner in module.modules():
+        found = {id(weight) for weight in owner._parameters.values()}
+        if isinstance(owner, nn.Embedding):
+            tables |= found
+        else:
+            others |= found
+    return tables - others

@@ -6,7 +6,8 @@ the inputs became. The output itself lives as long as its message, or as autogra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fullbore.errors import PipelineError
 from fullbore.runtime.layout import flatten
+from fullbore.runtime.recompute import Recomputation
 from fullbore.runtime.split import SplitBackward
 
 __all__ = [
@@ -77,10 +79,13 @@ class StageRunner:
         loss_fn: LossFunction | None,
         loss_weight: float,
         split: SplitBackward | None = None,
+        recomputation: Recomputation | None = None,
     ) -> None:
-        """split: the queues of a stage of which any backward is split."""
+        """split: the queues of a stage of which any backward is split. recomputation: what of it
+        is dropped after a forward and made again.
+        """
         self.module = module
-        self.split = split
+        self.split, self.recomputation = split, recomputation
         self._loss_fn, self.loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
@@ -99,37 +104,43 @@ class StageRunner:
         value: the stage's input; a tuple is given as several arguments. leaves: its tensors, as
         they arrived; those that want a gradient get it in `backward`.
         """
-        arguments = value if isinstance(value, tuple) else (value,)
-        split = self.split if train else None
-        if split is None or microbatch not in split.microbatches:
-            return self._run(microbatch, arguments, leaves, kwargs, target, train=train)
+        given = value, kwargs, target
+        if not train:
+            return self._call(given, has_loss=target is not None)
+        split = self._split_of(microbatch)
+        if split is None:
+            return self._run(microbatch, given, leaves)
         with split.forward(microbatch):
-            result = self._run(microbatch, arguments, leaves, kwargs, target, train=train)
+            result = self._run(microbatch, given, leaves)
         split.search(microbatch, self._ways_back[microbatch].edges)
         return result
 
-    def _run(
-        self,
-        microbatch: int,
-        arguments: tuple[Any, ...],
-        leaves: Sequence[torch.Tensor],
-        kwargs: dict[str, Any],
-        target: Any,
-        *,
-        train: bool,
-    ) -> Any:
+    def _split_of(self, microbatch: int) -> SplitBackward | None:
+        split = self.split
+        return split if split is not None and microbatch in split.microbatches else None
+
+    def _run(self, microbatch: int, given: Any, leaves: Sequence[torch.Tensor]) -> Any:
+        """Call for training, and remember the way back."""
+        if self.recomputation is None:
+            result = self._call(given)
+        else:
+            result = self.recomputation.run(microbatch, self._call, given)
+        if self._loss_fn is None:
+            results = [result] if isinstance(result, torch.Tensor) else flatten(result)[1]
+            self._remember(microbatch, results, leaves, loss=None)
+            return result
+        output, loss = result
+        self._remember(microbatch, [loss], leaves, loss=loss)
+        return output, loss
+
+    def _call(self, given: Any, *, has_loss: bool = True) -> Any:
+        """The module, and the loss behind it on the last stage; given: value, kwargs, target."""
+        value, kwargs, target = given
+        arguments = value if isinstance(value, tuple) else (value,)
         output = self.module(*arguments, **kwargs)
         if self._loss_fn is None:
-            results = [output] if isinstance(output, torch.Tensor) else flatten(output)[1]
-            if train:
-                self._remember(microbatch, results, leaves, loss=None)
             return output
-        if target is None and not train:
-            return output, None
-        loss = self._loss(output, target)
-        if train:
-            self._remember(microbatch, [loss], leaves, loss=loss)
-        return output, loss
+        return output, self._loss(output, target) if has_loss else None
 
     def _remember(
         self,
@@ -161,6 +172,8 @@ class StageRunner:
         """
         way_back = self._ways_back.pop(microbatch)
         self._run_back(way_back, gradients)
+        if self.recomputation is not None:
+            self.recomputation.forget(microbatch)
         return _take_gradients(way_back.leaves)
 
     def backward_input(self, microbatch: int, gradients: Gradients | None) -> Gradients:
@@ -174,6 +187,18 @@ class StageRunner:
         assert self.split is not None
         self.split.weight_half(microbatch)
 
+    def recompute(self, microbatch: int) -> None:
+        """R: what its forward did not keep is made again now, ahead of its backward."""
+        split = self._split_of(microbatch)
+        assert self.recomputation is not None
+        with nullcontext() if split is None else split.again(microbatch):
+            self.recomputation.ahead(microbatch)
+
+    @property
+    def kept(self) -> Callable[[int], Iterable[torch.Tensor]] | None:
+        """What a microbatch's forward keeps to be recomputed from, where the stage recomputes."""
+        return None if self.recomputation is None else self.recomputation.kept
+
     def waiting(self, microbatch: int) -> Iterator[torch.Tensor]:
         """The tensors that wait between I and W."""
         assert self.split is not None
@@ -184,6 +209,8 @@ class StageRunner:
         self._ways_back.clear()
         if self.split is not None:
             self.split.reset()
+        if self.recomputation is not None:
+            self.recomputation.reset()
 
     def _run_back(
         self,

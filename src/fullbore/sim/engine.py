@@ -81,7 +81,7 @@ def _refuse_gaps(flat: FlatSchedule, deps: Dependencies, stages: int) -> None:
     backward = (kind == Kind.B) | (kind == Kind.I)
     needs_value = (kind >= Kind.SEND_F) | ((kind == Kind.F) & (stage > 0))
     needs_value |= backward & (stage < stages - 1)
-    needs_stored = backward | (kind == Kind.W)
+    needs_stored = backward | (kind == Kind.W) | (kind == Kind.R)
     late = needs_stored & (deps.stored >= np.arange(len(kind)))
     wrong = (needs_value & (deps.value < 0)) | (needs_stored & (deps.stored < 0)) | late
     if wrong.any():
@@ -109,6 +109,7 @@ def _durations(schedule: Schedule, flat: FlatSchedule, costs: Costs) -> Floats:
     table[Kind.B] = [stage.backward_s for stage in costs.stages]
     table[Kind.I] = [stage.input_grad_s or 0.0 for stage in costs.stages]
     table[Kind.W] = [stage.weight_grad_s or 0.0 for stage in costs.stages]
+    table[Kind.R] = [stage.recomputation_s for stage in costs.stages]
     return np.asarray(table[flat.kind, flat.stage])
 
 

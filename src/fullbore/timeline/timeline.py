@@ -66,7 +66,7 @@ class Timeline:
 
     @property
     def is_compute(self) -> npt.NDArray[np.bool_]:
-        """Which spans [n] are compute (F, B, I, W)."""
+        """Which spans [n] are compute (F, B, I, W, R)."""
         return self.kind < Kind.SEND_F
 
     @property

@@ -46,6 +46,7 @@ class Stepped:
     peak_activation_bytes: tuple[int, ...] | None
     stage_activation_bytes: tuple[int, ...] | None
     stage_held_bytes: tuple[int, ...] | None
+    stage_input_bytes: tuple[int, ...] | None
 
 
 class Runner(Protocol):
@@ -185,5 +186,6 @@ def measure(
         peak_activation_bytes=tuple(map(max, zip(*peaks, strict=True))) or None,
         stage_activation_bytes=measured[-1].stage_activation_bytes,
         stage_held_bytes=measured[-1].stage_held_bytes,
+        stage_input_bytes=measured[-1].stage_input_bytes,
         complete=complete,
     )

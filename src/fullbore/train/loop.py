@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from fullbore.errors import CheckpointError, ConfigError
+from fullbore.runtime import SplitReport
 from fullbore.train.checkpoint import has_checkpoints
 from fullbore.train.export import export
 from fullbore.train.trainer import StepReport, Trainer
@@ -19,6 +20,7 @@ class Observer(Protocol):
 
     def begin(self, trainer: Trainer) -> None: ...
     def stepped(self, report: StepReport) -> None: ...
+    def split(self, reports: Sequence[SplitReport]) -> None: ...
     def evaluated(self, step: int, loss: float) -> None: ...
     def saved(self, checkpoint: Path) -> None: ...
     def exported(self, folder: Path) -> None: ...
@@ -48,6 +50,8 @@ def train(trainer: Trainer, *, observer: Observer, should_stop: Callable[[], boo
             return False
         for report in trainer.advance():
             observer.stepped(report)
+        if trainer.steps_here == 2 and trainer.plan.schedule.splits_backward:
+            observer.split(trainer.split_reports())
         if _is_due(settings.eval_interval, trainer) or _is_due(settings.save_interval, trainer):
             _settle(trainer, observer)
         if _is_due(settings.eval_interval, trainer):

@@ -109,6 +109,7 @@ class PacedRunner:
             peak_activation_bytes=None,
             stage_activation_bytes=None,
             stage_held_bytes=None,
+            stage_input_bytes=None,
         )
 
     def close(self) -> None:

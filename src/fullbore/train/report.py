@@ -7,7 +7,7 @@ it was when a run is resumed; TensorBoard gets the same figures if asked.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,6 +22,7 @@ from rich.progress import (
 )
 
 from fullbore.errors import ConfigError
+from fullbore.runtime import SplitReport
 from fullbore.train.trainer import StepReport, Trainer
 
 __all__ = ["METRICS", "Reporter", "Silent"]
@@ -36,6 +37,9 @@ class Silent:
         """Say nothing."""
 
     def stepped(self, report: StepReport) -> None:
+        """Say nothing."""
+
+    def split(self, reports: Sequence[SplitReport]) -> None:
         """Say nothing."""
 
     def evaluated(self, step: int, loss: float) -> None:
@@ -93,6 +97,11 @@ class Reporter:
         """Show a held-out loss and write it down."""
         self._write({"step": step, "held_out_loss": loss})
         self._say(f"step {step}  held-out loss {loss:.4f}")
+
+    def split(self, reports: Sequence[SplitReport]) -> None:
+        """Say which weights do not wait for W, and what that costs."""
+        for line in _what_goes_with_i(reports):
+            self._say(line)
 
     def saved(self, checkpoint: Path) -> None:
         """Say where a checkpoint lies."""
@@ -173,6 +182,21 @@ def _introduction(trainer: Trainer) -> list[str]:
 def _ranks(trainer: Trainer) -> str:
     ranks, replicas = trainer.plan.schedule.ranks, trainer.team.replicas
     return f"{ranks} ranks" if replicas == 1 else f"{replicas} replicas of {ranks} ranks"
+
+
+def _what_goes_with_i(reports: Sequence[SplitReport]) -> list[str]:
+    """One line a stage of which some product goes with I; one for all where none does."""
+    lines = []
+    for report in {report.stage: report for report in reports}.values():  # replicas say the same
+        if report.share_with_input > 0:
+            names = ", ".join(report.with_input[:3])
+            more = len(report.with_input) - 3
+            lines.append(
+                f"split backward, stage {report.stage}: {report.share_with_input:.0%} of the "
+                f"weights' multiplications go with I, in {names}"
+                + (f" and {more} more" if more > 0 else "")
+            )
+    return lines or ["split backward: every linear layer's weight gradient waits for W"]
 
 
 def _figures(report: StepReport) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -59,6 +59,10 @@ class TrainSettings(BaseModel):
     stage_layers: tuple[int, ...] | None = None
     schedule: str | None = None
     overlap_p2p_communication: bool = True
+    recompute: Literal["none", "full"] | Annotated[int, Field(ge=0)] | None = None
+    recompute_granularity: Literal["full", "selective"] | None = None
+    recompute_method: Literal["uniform", "block"] | None = None
+    recompute_num_layers: int | None = Field(default=None, ge=1)
 
     micro_batch_size: int = 1
     global_batch_size: int | None = 8
@@ -92,6 +96,12 @@ class TrainSettings(BaseModel):
         """ "8,8,7,7" as on the command line."""
         return value.split(",") if isinstance(value, str) else value
 
+    @field_validator("recompute", mode="before")
+    @classmethod
+    def _count_blocks(cls, value: Any) -> Any:
+        """ "2" as on the command line."""
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
+
     @field_validator("data", mode="before")
     @classmethod
     def _one_is_many(cls, value: Any) -> Any:
@@ -112,6 +122,17 @@ class TrainSettings(BaseModel):
     def cache(self) -> Path:
         """Where converted models and tokenized text are kept."""
         return self.data_cache_path or self.save / "cache"
+
+    @property
+    def recomputation(self) -> Literal["none", "full"] | int:
+        """What is recomputed, said by `recompute` or in Megatron's words; see docs/split.md."""
+        if self.recompute is not None:
+            return self.recompute
+        if self.recompute_granularity is None:
+            return "none"
+        if self.recompute_method == "block" and self.recompute_num_layers is not None:
+            return self.recompute_num_layers
+        return "full"
 
     def shape(self, layers: int | None = None) -> PipelineShape:
         """The pipeline that is asked for; layers: those of the model, where they are known (layers
@@ -233,10 +254,30 @@ class TrainSettings(BaseModel):
                 "--stage-layers says every stage, so leave out --decoder-first-pipeline-num-layers "
                 "and --decoder-last-pipeline-num-layers"
             )
+        self._check_recompute()
         if self.num_layers_per_virtual_pipeline_stage is None:
             self.shape().build()
         elif self.microbatches < 1 or self.num_virtual_stages_per_pipeline_rank is not None:
             self.shape()  # its own words for what is wrong; the rest waits for the model's layers
+
+    def _check_recompute(self) -> None:
+        granularity, method = self.recompute_granularity, self.recompute_method
+        if granularity == "selective":
+            raise ConfigError(
+                "--recompute-granularity selective has nothing to do here: attention as PyTorch "
+                "computes it keeps no scores; the nearest legal value is full"
+            )
+        if self.recompute is not None and granularity is not None:
+            raise ConfigError(
+                "--recompute and --recompute-granularity say the same twice: give one of them"
+            )
+        if granularity is None and (method or self.recompute_num_layers) is not None:
+            raise ConfigError(
+                "--recompute-method and --recompute-num-layers need --recompute-granularity full; "
+                "or give --recompute with a number of blocks a stage"
+            )
+        if method == "block" and self.recompute_num_layers is None:
+            raise ConfigError("--recompute-method block needs --recompute-num-layers")
 
 
 def read_config(path: str | PathLike[str]) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class TrainedRunner:
             peak_activation_bytes=report.peak_activation_bytes,
             stage_activation_bytes=report.stage_activation_bytes,
             stage_held_bytes=report.stage_held_bytes,
+            stage_input_bytes=report.stage_input_bytes,
         )
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fullbore.errors import CheckpointError, DataError, ModelError, PipelineError
 from fullbore.ir import Schedule
-from fullbore.runtime import Pipeline, StepResult
+from fullbore.runtime import Pipeline, SplitReport, StepResult
 from fullbore.timeline import Timeline, summarize
 from fullbore.train import checkpoint as checkpoints
 from fullbore.train.batches import Batch, Batches
@@ -60,6 +60,7 @@ class StepReport:
     peak_activation_bytes: tuple[int, ...] | None
     stage_activation_bytes: tuple[int, ...] | None
     stage_held_bytes: tuple[int, ...] | None
+    stage_input_bytes: tuple[int, ...] | None
 
 
 class Trainer:
@@ -84,7 +85,7 @@ class Trainer:
         self.settings, self.team, self.device = settings, team, device
         self.oversubscribed = device.type == "cpu" and team.local_size > cores
         self._clock = clock
-        self.step = self.sequences = 0
+        self.step = self.sequences = self.steps_here = 0
         self.plan = self._load_plan(schedule)
         self._dtype = torch.bfloat16 if settings.bf16 else torch.float32
         self._load_data()
@@ -99,6 +100,7 @@ class Trainer:
             overlap_p2p=settings.overlap_p2p_communication,
             record=record and settings.optimizer_barrier,
             main_grad_dtype=torch.float32 if settings.bf16 else None,
+            recompute=settings.recomputation,
         )
         shares = None
         if settings.use_distributed_optimizer and team.replicas > 1:
@@ -132,6 +134,7 @@ class Trainer:
         inputs, targets = batch.inputs.to(self.device), batch.targets.to(self.device)
         certain = self._late.step(inputs, targets, lr=lr, stop=self._stop)
         self.step += 1
+        self.steps_here += 1
         self.sequences += self.settings.step_sequences
         return self._late_reports(certain)
 
@@ -163,6 +166,7 @@ class Trainer:
         self._check_number("gradient's norm", norm)
         self.optimizer.step(lr=lr)
         self.step += 1
+        self.steps_here += 1
         self.sequences += self.settings.step_sequences
         self._certain_steps = self.step
         figures = Certain(loss=loss, grad_norm=norm, lr=lr, step_s=self._clock() - start_s)
@@ -181,6 +185,11 @@ class Trainer:
             assert result.loss is not None
             losses.append(result.loss)
         return sum(losses) / len(losses)
+
+    def split_reports(self) -> tuple[SplitReport, ...]:
+        """Of all stages whose backward is split: what waits for W, known after two steps."""
+        gathered = self.team.gather(self.pipe.split_report())
+        return tuple(sorted((r for of_rank in gathered for r in of_rank), key=lambda r: r.stage))
 
     def save(self) -> Path:
         """Write a checkpoint of now; returns its folder. Raises CheckpointError on every rank."""
@@ -371,4 +380,5 @@ class Trainer:
             peak_activation_bytes=result.peak_activation_bytes,
             stage_activation_bytes=result.stage_activation_bytes,
             stage_held_bytes=result.stage_held_bytes,
+            stage_input_bytes=result.stage_input_bytes,
         )

@@ -45,8 +45,8 @@ def placed(case: Case) -> Iterator[Finding]:
 
 
 def complete(case: Case) -> Iterator[Finding]:
-    """Every stage and microbatch has exactly one F, and exactly one B or one I and one W."""
-    for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
+    """Every stage and microbatch has one F, one B or one I and one W, and at most one R."""
+    for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
         for index in case.repeated(kind).tolist():
             yield case.at(index, detail="occurs a second time", remedy="delete one of the two")
     for stage, microbatch in np.argwhere(case.counts(Kind.F) == 0).tolist():
@@ -96,14 +96,17 @@ def live_activations(case: Case) -> Iterator[Finding]:
     """A rank never holds more activations than its limit.
 
     A stage and microbatch is live from its F until its B (or W) is done and counts P/S, in
-    microbatches x 1/P of the model. A rank does one thing at a time, so its program alone
-    decides this.
+    microbatches x 1/P of the model; where there is an R, only from there, since what the forward
+    keeps for it is little. A rank does one thing at a time, so its program alone decides this.
     """
     if case.peak_limits is None:
         return
     flat, schedule = case.flat, case.schedule
     unit = schedule.ranks / schedule.stages
-    change = np.array([1, -1, 0, -1, 0, 0, 0, 0])[flat.kind]
+    counts = {Kind.F: 1, Kind.R: 1, Kind.B: -1, Kind.W: -1}
+    change = np.array([counts.get(kind, 0) for kind in Kind])[flat.kind]
+    again = case.counts(Kind.R)[flat.stage, flat.microbatch] > 0
+    change[again & (flat.kind == Kind.F)] = 0
     for rank, limit in enumerate(case.peak_limits):
         start, stop = flat.offsets[rank : rank + 2]
         live = np.cumsum(change[start:stop]) * unit

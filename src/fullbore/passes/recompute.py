@@ -1,0 +1,55 @@
+"""Recomputation: an R ahead of every backward.
+
+    rank 0  0F0 0F1 0B0 0B1     ->    rank 0  0F0 0F1 0R0 0B0 0R1 0B1        (ahead 0)
+
+An R waits for no message. So even right before its backward it fills the time in which a rank waits
+for the gradient, since a receive is put between the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fullbore.errors import ScheduleError
+from fullbore.ir import Kind, Program, Schedule
+from fullbore.passes.communication import strip_communication
+
+__all__ = ["recompute_ahead"]
+
+
+def recompute_ahead(schedule: Schedule, *, ahead: int = 0) -> Schedule:
+    """The same schedule with an R before each B and I; compute actions only. Linear in actions.
+
+    ahead: how many actions of its rank stand between R and the backward, fewer where the forward
+    is nearer. Each holds a microbatch's activations for longer. A backward that has its R keeps it.
+    """
+    if ahead < 0:
+        raise ScheduleError(f"ahead is {ahead}: the nearest legal value is 0")
+    programs = strip_communication(schedule).programs
+    return replace(schedule, programs=tuple(_insert(p, schedule, ahead) for p in programs))
+
+
+def _insert(program: Program, schedule: Schedule, ahead: int) -> Program:
+    cell = program.stage.astype(np.int64) * schedule.microbatches + program.microbatch
+    has_own = np.zeros(schedule.stages * schedule.microbatches, dtype=np.bool_)
+    has_own[cell[program.kind == Kind.R]] = True
+    backward = np.flatnonzero((program.kind == Kind.B) | (program.kind == Kind.I))
+    backward = backward[~has_own[cell[backward]]]
+    forward_at = np.full(len(has_own), -1, dtype=np.int64)
+    forwards = np.flatnonzero(program.kind == Kind.F)
+    forward_at[cell[forwards]] = forwards
+
+    source = np.concatenate([np.arange(len(program)), backward])
+    before = np.maximum(backward - ahead, forward_at[cell[backward]] + 1)
+    place = np.concatenate([np.arange(len(program)), before])
+    is_old = np.arange(len(source)) < len(program)
+    order = np.lexsort((source, is_old, place))
+    kind = program.kind[source]
+    kind[~is_old] = Kind.R
+    return Program(
+        kind=kind[order],
+        stage=program.stage[source][order],
+        microbatch=program.microbatch[source][order],
+    )
