@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fullbore.ir import Action, Kind
 from fullbore.runtime.control import Control
+from fullbore.runtime.sharded import local_part
 from fullbore.timeline import Timeline
 
 __all__ = ["ActivationMeter", "Clock", "RankRecord", "SpanLog", "assemble", "clock_offset_s"]
@@ -241,7 +242,7 @@ _Weighed = tuple[int, int, int]  # stage, microbatch, number of its signature
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    return {local_part(tensor).untyped_storage().data_ptr() for tensor in tensors}
 
 
 def _pack(storages: dict[int, int], tensor: torch.Tensor) -> torch.Tensor:
