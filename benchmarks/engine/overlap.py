@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -157,11 +157,12 @@ class Setting:
         if not hop:
             return costs
         slowness = self.slowness(name, hop)
-        return replace(
-            costs,
-            hop_s=slowness.latency_s,
-            message_bytes=float(self.message_bytes),
-            bandwidth_bytes_per_s=slowness.bytes_per_s,
+        return costs.model_copy(
+            update={
+                "hop_s": slowness.latency_s,
+                "message_bytes": float(self.message_bytes),
+                "bandwidth_bytes_per_s": slowness.bytes_per_s,
+            }
         )
 
     def slowness(self, name: str, hop: float) -> Slowness:

@@ -9,7 +9,7 @@ from torch import nn
 
 from fullbore.runtime.control import Control
 from fullbore.runtime.main_grad import gradient_of
-from fullbore.runtime.sharded import is_sharded
+from fullbore.runtime.sharded import is_sharded, local_part
 from fullbore.runtime.tied import TiedWeight
 
 __all__ = ["clip_grad_norm", "coefficient_of", "counted_here", "scale_to", "squares_of"]
@@ -66,5 +66,4 @@ def scale_to(parameters: Iterable[nn.Parameter], *, max_norm: float, norm: float
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     """The gradients that are here; of a sharded one the shard."""
-    found = [g for g in map(gradient_of, parameters) if g is not None]
-    return [g.to_local() if is_sharded(g) else g for g in found]
+    return [local_part(g) for g in map(gradient_of, parameters) if g is not None]

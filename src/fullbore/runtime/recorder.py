@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fullbore.ir import Action, Kind
 from fullbore.runtime.control import Control
-from fullbore.runtime.sharded import is_sharded
+from fullbore.runtime.sharded import local_part
 from fullbore.timeline import Timeline
 
 __all__ = ["ActivationMeter", "Clock", "RankRecord", "SpanLog", "assemble", "clock_offset_s"]
@@ -286,9 +286,7 @@ def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """Of the storages here; of a sharded weight its shard's."""
-    here = (tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors)
-    return {tensor.untyped_storage().data_ptr() for tensor in here}
+    return {local_part(tensor).untyped_storage().data_ptr() for tensor in tensors}
 
 
 def _pack(storages: dict[int, int], tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-__all__ = ["ShardedStages", "is_sharded", "objection_to_shards"]
+__all__ = ["ShardedStages", "is_sharded", "local_part", "objection_to_shards"]
 
 
 def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
@@ -30,6 +30,11 @@ def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
     """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or of one that is spread over ranks this rank's shard."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def _is_unit(module: nn.Module) -> TypeGuard[FSDPModule]:
