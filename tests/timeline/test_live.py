@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from making import schedule_of
 
 from fullbore.cost import Costs
 from fullbore.ir import from_text
+from fullbore.schedules import one_f_one_b
 from fullbore.sim import simulate
 from fullbore.timeline import Curve, live_curves, summarize
 
@@ -79,3 +81,22 @@ def test_the_peak_of_the_summary_is_the_peak_of_the_curve():
     timeline = simulate(schedule, Costs.uniform(stages=4))
     peaks = [curve.peak for curve in live_curves(timeline, schedule)]
     assert summarize(timeline, schedule).peak_activations == pytest.approx(peaks)
+
+
+def test_peer_29_every_rank_is_priced_by_its_own_stages():
+    """Layers [1, 2, 2, 3] under 1F1B: no rank at the average of 2."""
+    layers = [1.0, 2.0, 2.0, 3.0]
+    schedule = one_f_one_b(ranks=4, microbatches=8)
+    timeline = simulate(schedule, Costs.uniform(stages=4))
+    found = live_curves(timeline, schedule, held_after_forward=layers)
+    assert [curve.peak for curve in found] == [4 * 1, 3 * 2, 2 * 2, 1 * 3]
+
+
+def test_peer_29_a_v_has_embedding_and_head_on_rank_0():
+    embedding, block, head = 1.0, 2.0, 5.0
+    programs = ("0F0 3F0 3B0 0B0 0F1 3F1 3B1 0B1", "1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1")
+    schedule = schedule_of(*programs, placement=(0, 1, 1, 0), microbatches=2)
+    timeline = simulate(schedule, Costs.uniform(stages=4))
+    held = [embedding + block, block, block, block + head]
+    both_ends, middle = live_curves(timeline, schedule, held_after_forward=held)
+    assert (both_ends.peak, middle.peak) == (embedding + 2 * block + head, 2 * block)
