@@ -88,7 +88,8 @@ class Executor:
         agree: waits for what all ranks know of the step's messages, and gives it; called before
         this rank's first message.
         """
-        self._state.batch, self._state.meter, self.at = batch, meter, 0
+        self._bound.begin(batch)
+        self._state.meter, self.at = meter, 0
         for stage, runner in self._runners.items():
             if runner.recomputation is not None:
                 told = None if meter is None else partial(meter.restored, stage)

@@ -20,6 +20,7 @@ from fullbore.ir import Action, Kind, Schedule
 from fullbore.runtime.batch import Batch, Learnt, MessageKind
 from fullbore.runtime.layout import Layout, flatten, gradient_layout, unflatten
 from fullbore.runtime.links import IncomingLink, Message, OutgoingLink
+from fullbore.runtime.owned import OwnedMemory
 from fullbore.runtime.recorder import ActivationMeter
 from fullbore.runtime.stage import Gradients, StageRunner, guarded, was_changed
 from fullbore.verify import LinkUse
@@ -94,7 +95,14 @@ class Operations:
         self._outgoing, self._incoming, self._arriving = outgoing, incoming, arriving
         self._device, self._overlap = device, overlap
         self._slots: dict[tuple[Kind, int, int], _Slot] = {}
+        self._owned = {stage: OwnedMemory(runner.module) for stage, runner in runners.items()}
         self._arrivals = dict.fromkeys(arriving, 0)  # messages bound so far, by peer
+
+    def begin(self, batch: Batch) -> None:
+        """A step begins."""
+        self._state.batch = batch
+        for owned in self._owned.values():
+            owned.begin(batch.inputs, batch.kwargs)
 
     def reset(self) -> None:
         """Forget everything of a failed step."""
@@ -167,8 +175,7 @@ class Operations:
         if stage == self._schedule.stages - 1:
             return lambda result: self._keep_result(microbatch, *result)
         if stage + 1 not in self._runners:
-            to_send = self._slot(Kind.SEND_F, stage, microbatch)
-            return lambda output: setattr(to_send, "value", output)
+            return self._to_send(stage, microbatch)
         arrival = self._slot(Kind.F, stage + 1, microbatch)
 
         def hand_over(output: Any) -> None:
@@ -178,6 +185,14 @@ class Operations:
             arrival.value = layout, layout.as_leaves(copies)
 
         return hand_over
+
+    def _to_send(self, stage: int, microbatch: int) -> Callable[[Any], None]:
+        slot, owned = self._slot(Kind.SEND_F, stage, microbatch), self._owned[stage]
+
+        def leave(output: Any) -> None:
+            slot.value = owned.apart(output)
+
+        return leave
 
     def _keep_result(self, microbatch: int, output: Any, loss: torch.Tensor | None) -> None:
         state = self._state
