@@ -16,3 +16,11 @@ def test_gradients_on_cuda_equal_one_process(name: str) -> None:
     """With one device P = 1; with two or more, P = 2 over NCCL."""
     ranks = min(2, torch.cuda.device_count())
     assert run_ranks(jobs.gradients_on_cuda, ranks, ranks, name) == [[]] * ranks
+
+
+def test_a_recorded_step_on_cuda_has_device_times_and_the_allocator_s_peak() -> None:
+    ranks = min(2, torch.cuda.device_count())
+    for spans_s, step_s, peaks, activations in run_ranks(jobs.recorded_on_cuda, ranks, ranks):
+        assert len(peaks) == ranks
+        assert all(peak > kept > 0 for peak, kept in zip(peaks, activations, strict=True))
+        assert 0 < spans_s <= step_s

@@ -33,7 +33,6 @@ from fullbore.runtime.norm import clip_grad_norm, counted_here
 from fullbore.runtime.recompute import Recompute
 from fullbore.runtime.recorder import (
     ActivationMeter,
-    Clock,
     RankRecord,
     SpanLog,
     clock_offset_s,
@@ -42,6 +41,7 @@ from fullbore.runtime.result import StepResult, make_result
 from fullbore.runtime.session import Session, Setup
 from fullbore.runtime.split import SplitReport
 from fullbore.runtime.stage import CountFunction, LossFunction
+from fullbore.runtime.stamps import Clock, stamps_for
 from fullbore.runtime.wiring import Wiring, pairs_of
 from fullbore.verify import check, links
 
@@ -312,7 +312,7 @@ class Pipeline:
         with session.together("preparing the batch"):
             batch = self._batch(inputs, targets, dict(kwargs or {}), train=train)
             batch.return_outputs = return_outputs
-        log = SpanLog(self._clock) if self.record else None
+        log = SpanLog(stamps_for(self._setup.side.device, self._clock)) if self.record else None
         meter = self._meter if self.record else None
         if meter is not None:
             meter.begin([batch.inputs, batch.targets, batch.kwargs])

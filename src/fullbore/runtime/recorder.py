@@ -1,7 +1,7 @@
 """The recorder: when each action ran, and how many bytes autograd kept for it.
 
-Times are taken with one clock reading at either end of an action and stored as they are; they
-become a `Timeline` after the step, on one clock for all ranks.
+Times are marked at either end of an action (`stamps`) and stored as they are; they become a
+`Timeline` after the step, on one clock for all ranks.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ from torch.utils import _pytree as pytree
 from fullbore.ir import Action, Kind
 from fullbore.runtime.control import Control
 from fullbore.runtime.sharded import local_part
+from fullbore.runtime.stamps import Clock, Stamps
 from fullbore.timeline import Timeline
 
-__all__ = ["ActivationMeter", "Clock", "RankRecord", "SpanLog", "assemble", "clock_offset_s"]
+__all__ = ["ActivationMeter", "RankRecord", "SpanLog", "assemble", "clock_offset_s"]
 
-Clock = Callable[[], float]
 _PINGS = 32
 
 
 class SpanLog:
     """Spans of one rank in one step, in the order in which they began."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, stamps: Stamps) -> None:
+        self._stamps, self._mark = stamps, stamps.mark
         self._actions: list[Action] = []
-        self._starts_s: list[float] = []
-        self._ends_s: list[float] = []
+        self._starts: list[Any] = []
+        self._ends: list[Any] = []
 
     def begin(self, action: Action) -> int:
         """Open a span; returns its index."""
         self._actions.append(action)
-        self._ends_s.append(float("nan"))
-        self._starts_s.append(self.clock())
-        return len(self._starts_s) - 1
+        start = self._mark()
+        self._starts.append(start)
+        self._ends.append(start)  # where it never ends
+        return len(self._starts) - 1
 
     def end(self, index: int) -> None:
-        """Close a span (from any thread)."""
-        self._ends_s[index] = self.clock()
+        """Close a span."""
+        self._ends[index] = self._mark()
 
     def record(
         self, *, offset_s: float, meter: ActivationMeter, boundary_messages: int
     ) -> RankRecord:
         """What this rank tells the others after the step; open spans end where they began."""
-        starts = np.array(self._starts_s) + offset_s
-        ends = np.array(self._ends_s) + offset_s
         return RankRecord(
             kind=np.array([a.kind for a in self._actions], dtype=np.int8),
             stage=np.array([a.stage for a in self._actions], dtype=np.int32),
             microbatch=np.array([a.microbatch for a in self._actions], dtype=np.int32),
-            start_s=starts,
-            end_s=np.where(np.isnan(ends), starts, ends),
+            start_s=np.array(self._stamps.seconds(self._starts)) + offset_s,
+            end_s=np.array(self._stamps.seconds(self._ends)) + offset_s,
             peak_bytes=meter.peak_bytes,
             stage_bytes=dict(meter.stage_bytes),
             held_bytes=dict(meter.held_bytes),
             input_bytes=dict(meter.input_bytes),
             boundary_messages=boundary_messages,
+            allocated_bytes=self._stamps.peak_allocated_bytes(),
         )
 
 
@@ -79,6 +79,7 @@ class RankRecord:
     stage_bytes: of each stage here, most bytes that autograd kept for one microbatch.
     held_bytes: of each stage here whose backward is split, most bytes of one between I and W.
     input_bytes: of each stage here that recomputes, most bytes of one before it does.
+    allocated_bytes: most that the device's allocator had given out, on CUDA.
     """
 
     kind: np.ndarray[Any, np.dtype[np.int8]]
@@ -91,6 +92,7 @@ class RankRecord:
     held_bytes: dict[int, int]
     input_bytes: dict[int, int]
     boundary_messages: int
+    allocated_bytes: int | None
 
 
 def assemble(records: list[RankRecord], *, name: str) -> Timeline:

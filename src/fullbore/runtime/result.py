@@ -34,6 +34,8 @@ class StepResult:
     stage_input_bytes: a stage each, with record=True where a stage recomputes: most that is kept
         for one microbatch until it does.
     boundary_messages: a rank each, with record=True: most receives posted at once so far.
+    peak_allocated_bytes: a rank each, with record=True on CUDA: most bytes that the allocator had
+        given out, parameters and all else included.
     """
 
     loss: float | None
@@ -46,6 +48,7 @@ class StepResult:
     stage_held_bytes: tuple[int, ...] | None = None
     stage_input_bytes: tuple[int, ...] | None = None
     boundary_messages: tuple[int, ...] | None = None
+    peak_allocated_bytes: tuple[int, ...] | None = None
 
 
 def make_result(
@@ -68,6 +71,7 @@ def make_result(
         return result
     held = [dict.fromkeys(r.stage_bytes, 0) | r.held_bytes for r in records]
     inputs = [r.stage_bytes | r.input_bytes for r in records]
+    allocated = [r.allocated_bytes for r in records if r.allocated_bytes is not None]
     return replace(
         result,
         timeline=assemble(records, name=schedule.name),
@@ -76,6 +80,7 @@ def make_result(
         stage_held_bytes=_by_stage(held) if any(r.held_bytes for r in records) else None,
         stage_input_bytes=_by_stage(inputs) if any(r.input_bytes for r in records) else None,
         boundary_messages=tuple(r.boundary_messages for r in records),
+        peak_allocated_bytes=tuple(allocated) if len(allocated) == len(records) else None,
     )
 
 
