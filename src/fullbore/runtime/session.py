@@ -120,7 +120,6 @@ class Session:
                     owner=min(names) in copies,
                     group=group,
                     root=members.index(first),
-                    gradient_dtype=self._setup.main_grad_dtype or next(iter(copies.values())).dtype,
                 )
             )
         return tied

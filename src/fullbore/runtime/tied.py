@@ -15,7 +15,7 @@ from torch import nn
 
 from fullbore.errors import PipelineError
 from fullbore.runtime.device import Group
-from fullbore.runtime.main_grad import gradient_of, set_gradient
+from fullbore.runtime.main_grad import gradient_dtype, gradient_of, set_gradient
 
 __all__ = ["TiedWeight", "find_copies"]
 
@@ -43,14 +43,12 @@ class TiedWeight:
 
     copies: distinct parameters of this rank. owner: whether the first copy is the model's first.
     group: None where one rank holds all copies. root: the group's rank that holds the first.
-    gradient_dtype: what gradients accumulate in.
     """
 
     copies: Sequence[nn.Parameter]
     owner: bool
     group: Group | None
     root: int
-    gradient_dtype: torch.dtype
     _before: list[torch.Tensor | None] | None = None
 
     @torch.no_grad()
@@ -74,7 +72,11 @@ class TiedWeight:
     def reduce(self) -> None:
         """Sum this step's gradients over all copies and add the earlier steps' back."""
         grads = [grad for grad in map(gradient_of, self.copies) if grad is not None]
-        total = grads[0] if grads else torch.zeros_like(self.copies[0], dtype=self.gradient_dtype)
+        total = (
+            grads[0]
+            if grads
+            else torch.zeros_like(self.copies[0], dtype=gradient_dtype(self.copies[0]))
+        )
         for grad in grads[1:]:
             total = total.add_(grad)
         if self._sum(total, used=bool(grads)):
