@@ -57,7 +57,7 @@ def test_bad_batches(inputs: object, targets: object, says: str) -> None:
 def test_a_loss_that_is_no_number() -> None:
     [stage] = block_stages(1)
     pipe = Pipeline({0: stage}, ALONE, lambda output, target: output - target)
-    with pytest.raises(RankError, match=r"rank 0 failed in 0F0: .*one element"):
+    with pytest.raises(RankError, match=r"rank 0 failed in 0F0 of step 1: .*one element"):
         pipe.step(*batch(4))
 
 

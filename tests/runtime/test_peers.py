@@ -49,7 +49,7 @@ def test_06_and_18_a_failure_reaches_every_rank_and_leaves_nothing(ranks: int) -
         stages = ranks * (case[2] or 1)
         for found in values:
             assert found["wrong"] == []
-            failed = f"rank {ranks - 1} failed in {stages - 1}F1: _Fails: on purpose"
+            failed = f"rank {ranks - 1} failed in {stages - 1}F1 of step 2: _Fails: on purpose"
             assert failed in found["error"]
             assert found["took_s"] < 5
 

@@ -10,11 +10,13 @@ Every rank makes the pipeline and calls its methods in the same order.
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -23,11 +25,13 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from fullbore.errors import FullboreError, PipelineError
+from fullbore.errors import PipelineError, RankError
 from fullbore.ir import Schedule
 from fullbore.passes import forward_only, insert_communication
+from fullbore.runtime.arguments import judge
 from fullbore.runtime.device import side_of
 from fullbore.runtime.executor import Batch
+from fullbore.runtime.meeting import Patience, Said
 from fullbore.runtime.microbatch import batch_size, split
 from fullbore.runtime.norm import clip_grad_norm
 from fullbore.runtime.recorder import (
@@ -40,10 +44,10 @@ from fullbore.runtime.recorder import (
 )
 from fullbore.runtime.session import Session, Setup
 from fullbore.runtime.stage import LossFunction
-from fullbore.runtime.tied import find_copies
+from fullbore.runtime.watchdog import OnStall
 from fullbore.runtime.wiring import Rendezvous, Wiring, pairs_of
 from fullbore.timeline import Timeline
-from fullbore.verify import check, links
+from fullbore.verify import links
 
 __all__ = ["Pipeline", "StepResult"]
 
@@ -90,11 +94,19 @@ class Pipeline:
     record: measure each step: timeline and activation bytes.
     static_shapes: False if outputs change their shapes while inputs do not.
     timeout_s: how long a rank waits for another before it gives up.
+    stall_timeout_s: after how long without any movement one rank tells who waits for whom, and
+        again when that has doubled; None: never.
+    on_stall: is told, in a thread of its own; None: the log (`logging`, at level WARNING).
+    flight_record: a folder that all ranks may write to. When a step fails each rank leaves there,
+        under the number of the step, what it was doing; None: nothing is written.
     clock: seconds; a recorder's clock.
 
-    Raises PipelineError on every rank if any rank's stages, loss_fn or tied names are wrong, or
-    if arguments that all must share differ; a schedule that breaks a law (VerificationError) or
-    does not fit the group is refused before the ranks meet, by each rank that was given it.
+    Raises PipelineError on every rank if any rank's arguments are wrong, or if arguments that all
+    must share differ (of the class of this rank's own objection where it has one: a schedule that
+    breaks a law is a VerificationError); RankError if a rank does not come within timeout_s.
+
+    step_number: of the next training step, counted from 1; whoever resumes a run may set it, so
+    that messages name the run's steps.
     """
 
     def __init__(
@@ -111,13 +123,31 @@ class Pipeline:
         record: bool = False,
         static_shapes: bool = True,
         timeout_s: float = 1800.0,
+        stall_timeout_s: float | None = None,
+        on_stall: OnStall | None = None,
+        flight_record: str | PathLike[str] | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        if reduction not in ("mean", "sum"):
-            raise PipelineError(f'reduction is "mean" or "sum", not {reduction!r}')
-        check(schedule, blocking_sends=not overlap_p2p)
-        programs = {True: insert_communication(schedule), False: forward_only(schedule)}
         rendezvous = _rendezvous(schedule, group, timedelta(seconds=timeout_s))
+        self._records = None if flight_record is None else Path(flight_record)
+        self._clock, self._life, self._closed = clock, 0, False
+        self.record, self.step_number = record, 1
+        patience = Patience(
+            timeout_s=timeout_s, stall_s=stall_timeout_s, on_stall=on_stall or _log_stall
+        )
+        objection = judge(
+            stages=stages,
+            schedule=schedule,
+            rank=rendezvous.rank,
+            ranks=rendezvous.ranks,
+            has_loss=loss_fn is not None,
+            tied=tied,
+            reduction=reduction,
+            overlap=overlap_p2p,
+            common={"values of static_shapes": static_shapes, "values of record": record},
+        )
+        objection.raise_together(rendezvous.meet(life=0, said=objection.said, patience=patience))
+        programs = {True: insert_communication(schedule), False: forward_only(schedule)}
         self._setup = Setup(
             rendezvous=rendezvous,
             side=side_of(torch.device(device) if device else _device_of(stages)),
@@ -130,15 +160,13 @@ class Pipeline:
             mean=reduction == "mean",
             overlap=overlap_p2p,
             static_shapes=static_shapes,
+            patience=patience,
         )
-        self.record = record
-        self._clock, self._life, self._closed = clock, 0, False
-        wiring = self._wire()
-        _agree_on_arguments(wiring, self._setup, record=record)
-        self._session = Session(self._setup, wiring)
-        for weight in self._session.tied:
-            weight.equalize()
-        self._offset_s = clock_offset_s(wiring.control, clock)
+        self._session = self._begin_life()
+        with self._session.together("starting"):
+            for weight in self._session.tied:
+                weight.equalize()
+            self._offset_s = clock_offset_s(self._session.control, clock)
 
     # -- the public calls ----------------------------------------------------------------------
 
@@ -199,10 +227,16 @@ class Pipeline:
         with session.together("clip_grad_norm"):
             return clip_grad_norm(session.control, parameters, counted=counted, max_norm=max_norm)
 
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The elementwise sums of some numbers over all ranks; every rank calls."""
+        with self._living_session().together("adding up numbers of all ranks"):
+            return self._session.control.total(values)
+
     def close(self) -> None:
-        """Let go of links and threads; the pipeline cannot step any more."""
-        self._closed = True
-        self._session.close()
+        """Let go of links and threads; the pipeline cannot step any more, on any rank."""
+        if not self._closed:
+            self._closed = True
+            self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -222,8 +256,18 @@ class Pipeline:
         """This rank within the pipeline."""
         return self._setup.rendezvous.rank
 
-    def _wire(self) -> Wiring:
-        return Wiring(self._setup.rendezvous, life=self._life, side=self._setup.side)
+    def _begin_life(self) -> Session:
+        """Wire everything; raises RankError where that fails, on every rank that notices."""
+        setup = self._setup
+        try:
+            wiring = Wiring(
+                setup.rendezvous, life=self._life, side=setup.side, records=self._records
+            )
+            return Session(setup, wiring)
+        except RuntimeError as error:
+            raise RankError(
+                rank=None, action="connecting", cause=f"a rank was lost ({error})"
+            ) from error
 
     def _living_session(self) -> Session:
         """The session in use, or after a failure a new one: all ranks have failed, so all come."""
@@ -231,7 +275,12 @@ class Pipeline:
             raise PipelineError("the pipeline is closed: make another one")
         if self._session.failed:
             self._life += 1
-            self._session = Session(self._setup, self._wire())
+            nothing = Said(objection=None, common={})
+            self._setup.rendezvous.meet(
+                life=self._life, said=nothing, patience=self._setup.patience
+            )
+            self._session = self._begin_life()
+        self._session.step = self.step_number
         return self._session
 
     def _run(
@@ -260,6 +309,7 @@ class Pipeline:
                         boundary_messages=session.boundary_messages,
                     )
                 )
+        self.step_number += train
         return self._result(batch, loss, step_s, records)
 
     def _meter(self, batch: Batch) -> ActivationMeter:
@@ -316,13 +366,11 @@ def _rendezvous(
                 "initialized: start the ranks with torchrun and call init_process_group first"
             )
         return Rendezvous(store=HashStore(), rank=0, ranks=1, timeout=timeout)
-    rendezvous = Rendezvous.of(group, timeout=timeout)
-    if rendezvous.ranks != schedule.ranks:
-        raise PipelineError(
-            f"the schedule has {schedule.ranks} ranks, but the process group {rendezvous.ranks}: "
-            f"start {schedule.ranks} processes, or make a schedule for {rendezvous.ranks} ranks"
-        )
-    return rendezvous
+    return Rendezvous.of(group, timeout=timeout)
+
+
+def _log_stall(words: str) -> None:
+    logging.getLogger("fullbore.runtime").warning(words)
 
 
 def _by_stage(records: list[RankRecord]) -> tuple[int, ...]:
@@ -333,49 +381,3 @@ def _by_stage(records: list[RankRecord]) -> tuple[int, ...]:
 def _device_of(stages: Mapping[int, nn.Module]) -> torch.device:
     parameters = (p for module in stages.values() for p in module.parameters())
     return next((p.device for p in parameters), torch.device("cpu"))
-
-
-def _agree_on_arguments(wiring: Wiring, setup: Setup, *, record: bool) -> None:
-    """Refuse on every rank what is wrong on any, and what is not the same on all."""
-    said = wiring.control.gather((_objection(setup), _common(setup, record=record)))
-    objections = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(said) if text]
-    objections += [
-        f"the ranks were given different {what}"
-        for what in said[0][1]
-        if len({common[what] for _, common in said}) > 1
-    ]
-    if objections:
-        raise PipelineError("; ".join(objections))
-
-
-def _common(setup: Setup, *, record: bool) -> dict[str, str]:
-    """The arguments that must be the same on all ranks, by the words that name them."""
-    return {
-        "schedules": hashlib.sha256(str(setup.schedule).encode()).hexdigest(),
-        "values of reduction": "mean" if setup.mean else "sum",
-        "tied weights": str([sorted(names.items()) for names in setup.tied]),
-        "values of overlap_p2p": str(setup.overlap),
-        "values of static_shapes": str(setup.static_shapes),
-        "values of record": str(record),
-    }
-
-
-def _objection(setup: Setup) -> str | None:
-    """What is wrong with this rank's arguments, or None."""
-    placed = setup.schedule.placement.stages_of(setup.rendezvous.rank)
-    given = tuple(sorted(setup.stages))
-    if given != placed:
-        return (
-            f"the schedule places stages {list(placed)} here, but modules were given for "
-            f"{list(given)}"
-        )
-    if setup.holds(-1) and setup.loss_fn is None:
-        return "the last stage is here, but loss_fn is missing"
-    try:
-        for names in setup.tied:
-            if not set(names) <= set(range(setup.schedule.stages)):
-                return f"tied names a stage outside 0..{setup.schedule.stages - 1}: {names}"
-            find_copies(names, setup.stages)
-    except FullboreError as error:
-        return str(error)
-    return None

@@ -9,20 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from fullbore.errors import FullboreError, PipelineError, RankError
+from fullbore.errors import PipelineError, RankError
 from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
 from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.device import Side
 from fullbore.runtime.executor import Batch, Executor, Learnt
+from fullbore.runtime.flight import Flight, program_part, source_of
+from fullbore.runtime.meeting import Patience
 from fullbore.runtime.microbatch import signature
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.stage import LossFunction, StageRunner
 from fullbore.runtime.tied import TiedWeight, find_copies
+from fullbore.runtime.watchdog import Watchdog
 from fullbore.runtime.wiring import Rendezvous, Wiring
 from fullbore.verify import LinkUse
 
@@ -31,6 +35,8 @@ __all__ = ["Session", "Setup"]
 _Phase = str
 _RUNNING = "the step's actions"
 _TYING = "summing the gradients of tied weights"
+_SPANS = 16  # in a flight record
+_BETWEEN = "nothing: it is between two steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,7 @@ class Setup:
     mean: bool
     overlap: bool
     static_shapes: bool
+    patience: Patience
 
     @property
     def schedule(self) -> Schedule:
@@ -64,12 +71,18 @@ class Setup:
 
 
 class Session:
-    """One life: `run` steps until something fails, then `failed` is true for good."""
+    """One life: `run` steps until something fails, then `failed` is true for good.
+
+    step: the number of the step in hand or to come; evaluating: whether an evaluation is in hand.
+    """
 
     def __init__(self, setup: Setup, wiring: Wiring) -> None:
         self._setup, self._wiring = setup, wiring
-        self.control = wiring.control
-        self.failed = False
+        self.control, self._witness = wiring.control, wiring.witness
+        self.failed = self.evaluating = False
+        self.step = 1
+        self._phase = _BETWEEN
+        self._log: SpanLog | None = None
         self._tied_ranks = [_ranks_of(names, setup.schedule) for names in setup.tied]
         wiring.connect(pairs=setup.pairs, tied_ranks=self._tied_ranks)
         self.tied = self._tie()
@@ -79,6 +92,7 @@ class Session:
         self._numbers: dict[Hashable, int] = {}
         self._circumstances: Hashable = None
         self._executing: Executor | None = None
+        self._watchdog = self._watch() if setup.rendezvous.ranks > 1 else None
 
     # -- making ------------------------------------------------------------------------------
 
@@ -108,6 +122,16 @@ class Session:
             overlap=setup.overlap,
         )
 
+    def _watch(self) -> Watchdog:
+        patience = self._setup.patience
+        return Watchdog(
+            self,
+            self._witness,
+            stall_timeout_s=patience.stall_s,
+            on_stall=patience.on_stall,
+            timeout_s=patience.timeout_s,
+        )
+
     def _tie(self) -> list[TiedWeight]:
         tied: list[TiedWeight] = []
         for names, group in zip(self._setup.tied, self._wiring.tied_groups, strict=True):
@@ -133,6 +157,7 @@ class Session:
         self, batch: Batch, *, log: SpanLog | None, meter: ActivationMeter | None
     ) -> tuple[float | None, float]:
         """Run a batch; returns its loss, the same on every rank, and the seconds it took."""
+        self._log, self._executing, self.evaluating = log, None, not batch.train
         with self.together("agreeing on the step"):
             agree = self._begin_to_agree(batch)
         begun_s = time.perf_counter()
@@ -201,8 +226,10 @@ class Session:
         return sum(link.posted_peak for link in self._wiring.incoming.values())
 
     def close(self) -> None:
-        """Let go of links and threads."""
-        self._wiring.close()
+        """Let go of links and threads; other ranks cannot step any more either."""
+        self._stop_watching()
+        if not self.failed:
+            self._wiring.close()
 
     # -- failing -----------------------------------------------------------------------------
 
@@ -212,6 +239,7 @@ class Session:
 
         KeyboardInterrupt and its like fail the other ranks too, and pass through on this one.
         """
+        self._phase = phase
         try:
             yield
         except Exception as error:
@@ -219,38 +247,47 @@ class Session:
         except BaseException as error:
             self._fail(error, phase)
             raise
+        finally:
+            self._phase = _BETWEEN
 
     def _fail(self, error: BaseException, phase: _Phase) -> RankError:
         """Say why, or find out why, then close every connection so that all ranks fail."""
         self.failed = True
-        action = self._action() if phase == _RUNNING else None
-        suspects = self._suspects(error, action, phase)
+        flight = replace(self.flight(), error=f"{type(error).__name__}: {error}")
+        if self._watchdog is not None:
+            flight = replace(flight, still_s=self._watchdog.still_s())
+        suspects = self._suspects(error, phase)
         if suspects:
-            known = self.control.explain(
-                suspects=suspects, owed=self._owed(action), error=str(error)
-            )
+            flight = replace(flight, waits=True, waits_for=suspects[0])
+            verdict = self._witness.explain(flight, suspects=suspects)
         else:
-            known = self.control.report(
+            verdict = self._witness.report(
+                flight,
                 rank=self._setup.rendezvous.rank,
-                action=str(action) if action else phase,
+                action=flight.now,
                 cause=f"{type(error).__name__}: {error}",
             )
         self._wiring.abort()
+        told = self._witness.conclude(verdict, flight)
+        self._stop_watching()
         for executor in self._executors.values():
             executor.reset()
-        return known
+        return told
 
-    def _suspects(
-        self, error: BaseException, action: Action | None, phase: _Phase
-    ) -> Sequence[int]:
+    def _stop_watching(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    def _suspects(self, error: BaseException, phase: _Phase) -> Sequence[int]:
         """The ranks of which one must have closed a connection; none if the failure is our own."""
         if isinstance(error, PeerLostError):
             return [error.peer]
-        if not isinstance(error, RuntimeError) or isinstance(error, FullboreError):
+        if not _is_of_a_connection(error):
             return []
         if phase == _TYING:
             members = {r for ranks in self._tied_ranks for r in ranks}
             return sorted(members - {self._setup.rendezvous.rank})
+        action = self._action() if phase == _RUNNING else None
         if action is not None and action.kind in COMMUNICATION_KINDS:
             there = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
             return [self._setup.schedule.placement.stage_to_rank[action.stage + there]]
@@ -260,12 +297,52 @@ class Session:
         executor = self._executing
         return executor.actions[executor.at] if executor and executor.actions else None
 
-    def _owed(self, action: Action | None) -> str | None:
-        """The compute action of another rank that this one is waiting for."""
-        if action is None or self._executing is None:
+    # -- being watched -------------------------------------------------------------------------
+
+    def place(self) -> Hashable | None:
+        """What changes whenever this rank moves on; None while it is in no call."""
+        if self.failed or self._phase == _BETWEEN:
             return None
-        source = self._executing.source_of(action)
-        return str(source[1]) if source else None
+        at = self._executing.at if self._executing else None
+        return self.step, self.evaluating, self._phase, at, self.control.waits_for
+
+    def interrupt(self) -> None:
+        """Close every connection, so that this rank stops waiting in one of them."""
+        if not self.failed:
+            self._wiring.abort()
+
+    def flight(self) -> Flight:
+        """What this rank is doing."""
+        executor, phase, asked_of = self._executing, self._phase, self.control.waits_for
+        told = Flight(
+            rank=self._setup.rendezvous.rank,
+            step=self.step,
+            evaluating=self.evaluating,
+            phase=phase,
+            waits=asked_of is not None or phase == _TYING,
+            waits_for=asked_of,
+            spans=tuple(self._log.last(_SPANS)) if self._log is not None else (),
+        )
+        if executor is None or not executor.actions:
+            return told
+        schedule, at = self._setup.programs[not self.evaluating], executor.at
+        part = program_part(schedule, executor.actions, at)
+        told = replace(told, done=part.done, coming=part.coming, got=part.got)
+        if phase != _RUNNING or asked_of is not None:
+            return told
+        action = executor.actions[at]
+        source = source_of(schedule, action)
+        told = replace(told, action=str(action))
+        if source is None:
+            return told
+        return replace(told, waits=True, waits_for=source.rank, owed=str(source.action))
+
+
+def _is_of_a_connection(error: BaseException) -> bool:
+    """Whether gloo or NCCL lost a connection, and not the code of a stage something else."""
+    if isinstance(error, dist.DistError):
+        return True
+    return type(error) is RuntimeError and "gloo" in str(error)
 
 
 def _circumstances(setup: Setup, batch: Batch) -> Hashable:

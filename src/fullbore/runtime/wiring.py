@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -19,6 +20,8 @@ from fullbore.ir import Schedule
 from fullbore.runtime.control import Control
 from fullbore.runtime.device import Group, Side
 from fullbore.runtime.links import IncomingLink, OutgoingLink
+from fullbore.runtime.meeting import Patience, Said, meet
+from fullbore.runtime.witness import Witness
 
 __all__ = ["Rendezvous", "Wiring", "pairs_of"]
 
@@ -49,9 +52,24 @@ class Rendezvous:
             timeout=timeout,
         )
 
+    def meet(self, *, life: int, said: Said, patience: Patience) -> list[str]:
+        """Wait for all ranks to come to this life of the pipeline; what any of them objects to.
+
+        Raises RankError if one does not come.
+        """
+        store = _life(self, life)
+        return meet(store, said, rank=self.rank, ranks=self.ranks, patience=patience)
+
+
+def _life(rendezvous: Rendezvous, life: int) -> Store:
+    return PrefixStore(f"life{life}", rendezvous.store)
+
 
 class Wiring:
-    """The control group, the links and the tied groups of one rank, for one life of a pipeline."""
+    """The control group, the links and the tied groups of one rank, for one life of a pipeline.
+
+    Made where all ranks have met without an objection.
+    """
 
     def __init__(
         self,
@@ -59,13 +77,16 @@ class Wiring:
         *,
         life: int,
         side: Side,
+        records: Path | None = None,
     ) -> None:
+        """records: the folder for flight records."""
         self._rendezvous, self._side = rendezvous, side
-        self._store = PrefixStore(f"life{life}", rendezvous.store)
+        self._store = _life(rendezvous, life)
         rank = rendezvous.rank
         self.control = Control(
             self._store, rank=rank, ranks=rendezvous.ranks, timeout=rendezvous.timeout
         )
+        self.witness = Witness(self._store, rank=rank, ranks=rendezvous.ranks, folder=records)
         self.outgoing: dict[int, OutgoingLink] = {}
         self.incoming: dict[int, IncomingLink] = {}
         self.tied_groups: list[Group | None] = []
@@ -114,7 +135,13 @@ class Wiring:
         self.control.abort()
 
     def close(self) -> None:
-        """Let go of everything once the last step is over."""
+        """Let go of everything once the last step is over; the next one fails on other ranks.
+
+        Only the control connections are closed at once: a step begins there, and what still
+        travels on the links gets where it belongs.
+        """
+        self.witness.say_closed()
+        self.control.abort()
         for link in self.outgoing.values():
             link.close()
 
