@@ -98,11 +98,12 @@ class RankError(PipelineError):
         self.rank, self.action, self.cause = rank, action, cause
         self.step, self.evaluating, self.story = step, evaluating, tuple(story)
         who = "a rank" if rank is None else f"rank {rank}"
-        doing = "" if action is None else f" in {action}"
-        when = "" if step is None else f" of step {step}"
-        if evaluating and step is not None:
-            when = f" of an evaluation before step {step}"
-        super().__init__("\n".join([f"{who} failed{doing}{when}: {cause}", *self.story]))
+        when = None if step is None else f"step {step}"
+        if when and evaluating:
+            when = f"an evaluation before {when}"
+        where = " of ".join(part for part in (action, when) if part)
+        doing = f" in {where}" if where else ""
+        super().__init__("\n".join([f"{who} failed{doing}: {cause}", *self.story]))
 
     def __reduce__(self) -> tuple[object, ...]:
         told = ("rank", "action", "cause", "step", "evaluating", "story")

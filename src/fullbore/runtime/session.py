@@ -326,6 +326,7 @@ class Session:
         if executor is None or not executor.actions:
             return told
         schedule, at = self._setup.programs[not self.evaluating], executor.at
+        at = at if phase == _RUNNING else len(executor.actions)
         part = program_part(schedule, executor.actions, at)
         told = replace(told, done=part.done, coming=part.coming, got=part.got)
         if phase != _RUNNING or asked_of is not None:

@@ -111,7 +111,8 @@ class Watchdog:
             self._on_stall(self._describe(answers, flight))
 
     def _describe(self, answers: dict[int, Flight], mine: Flight) -> str:
-        lines = [f"{describe_step(mine)} has stood still for {self.still_s():.0f} s:"]
+        still_s = max((told.still_s or 0.0 for told in answers.values()), default=0.0)
+        lines = [f"{describe_step(mine)} has stood still for {still_s:.0f} s:"]
         for rank in range(self._witness.ranks):
             if rank in answers:
                 lines.append(f"  rank {rank} {_doing(answers[rank], answers)}")
@@ -122,7 +123,7 @@ class Watchdog:
 
 
 def _doing(flight: Flight, answers: dict[int, Flight]) -> str:
-    still = f"{flight.still_s or 0:.0f} s"
+    still = f"{flight.still_s or 0.0:.0f} s"
     if flight.waits_for is None:
         return f"has been in {flight.now} for {still}"
     owed = f" to do {flight.owed}" if flight.owed else ""

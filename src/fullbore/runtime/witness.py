@@ -15,7 +15,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -183,7 +183,9 @@ class Witness:
         waiting = sorted(r for r, f in answers.items() if f.waits_for == rank) or [self.rank]
         owed = next((answers[r].owed for r in waiting if r in answers and answers[r].owed), None)
         cause = f"{how}; rank {waiting[0]} was waiting for it"
-        return self._blame(flight, rank, f"{owed} or before" if owed else None, cause)
+        last = next((answers[r].got[rank] for r in waiting if rank in _got(answers, r)), None)
+        action = f"{owed} or before" if owed else last and f"an action after {last}"
+        return self._blame(flight, rank, action, cause)
 
     def _blame(self, flight: Flight, rank: int, action: str | None, cause: str) -> RankError:
         return self._record(_verdict(flight, rank=rank, action=action, cause=cause))
@@ -314,6 +316,10 @@ def _end_of_chain(rank: int, answers: dict[int, Flight]) -> int:
             break
         rank = further
     return rank
+
+
+def _got(answers: dict[int, Flight], rank: int) -> Mapping[int, str]:
+    return answers[rank].got if rank in answers else {}
 
 
 def _since(flight: Flight) -> str:
