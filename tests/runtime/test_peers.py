@@ -198,3 +198,9 @@ def test_24_no_rank_waits_for_its_own_sends(microbatches: int) -> None:
 def test_26_not_a_number_is_seen_everywhere(ranks: int) -> None:
     for losses in run_all(jobs.not_a_number, ranks).values():
         assert all(loss != loss for loss in losses)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute", "input", "given"])
+def test_memory_that_a_stage_keeps_is_copied_before_it_is_sent(kind: str) -> None:
+    """A message leaves late, when its memory has been changed for the next microbatch."""
+    assert run_ranks(jobs.kept_memory, 2, kind) == [{"wrong": []}] * 2

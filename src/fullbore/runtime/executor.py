@@ -19,6 +19,7 @@ from fullbore.errors import PipelineError
 from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
 from fullbore.runtime.layout import Layout, flatten, gradient_layout, unflatten
 from fullbore.runtime.links import IncomingLink, OutgoingLink
+from fullbore.runtime.owned import OwnedMemory
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.stage import Gradients, StageRunner, as_leaves, enter
 from fullbore.verify import LinkUse, window
@@ -96,6 +97,7 @@ class Executor:
         self._outgoing, self._incoming = outgoing, incoming
         self._uses_out = {use.destination: use for use in uses if use.source == rank}
         self._uses_in = {use.source: use for use in uses if use.destination == rank}
+        self._owned = {stage: OwnedMemory(runner.module) for stage, runner in runners.items()}
         self._device, self._overlap = device, overlap
         self.actions = tuple(schedule.programs[rank])
         self._operations = [self._bind(action) for action in self.actions]
@@ -125,6 +127,8 @@ class Executor:
         this rank's first message.
         """
         self._batch, self._meter, self.at = batch, meter, 0
+        for owned in self._owned.values():
+            owned.begin(batch.inputs, batch.kwargs)
         carry_out = self._carry_out if log is None else partial(self._carry_out_recorded, log)
         carry_out(0, self._first_message)
         self.at = min(self._first_message, len(self.actions) - 1)
@@ -249,7 +253,7 @@ class Executor:
         stage, microbatch = key
         layout, tensors = flatten(output)
         if not self._is_local(stage + 1):
-            self._mail.outputs[key] = layout, tensors
+            self._mail.outputs[key] = layout, self._owned[stage].apart(tensors)
             return
         # the next stage may change its input in place, so it gets a copy
         copies: list[torch.Tensor | None] = [tensor.detach().clone() for tensor in tensors]
