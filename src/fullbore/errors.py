@@ -18,8 +18,10 @@ a traceback and exits with status 2 (1 where a check was asked for and failed).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+TYPE_CHECKING = False  # typing itself takes longer to import than the rest together
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -105,10 +107,14 @@ class RankError(PipelineError):
         doing = f" in {where}" if where else ""
         super().__init__("\n".join([f"{who} failed{doing}: {cause}", *self.story]))
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def state(self) -> dict[str, Any]:
+        """What makes the same error again: RankError(**state)."""
         told = ("rank", "action", "cause", "step", "evaluating", "story")
-        return _rank_error, ({name: getattr(self, name) for name in told},)
+        return {name: getattr(self, name) for name in told}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rank_error, (self.state(),)
 
 
-def _rank_error(told: dict[str, Any]) -> RankError:
-    return RankError(**told)
+def _rank_error(state: dict[str, Any]) -> RankError:
+    return RankError(**state)

@@ -47,6 +47,8 @@ def train(
     bf16: flags.Bf16 = None,
     device: flags.Device = None,
     threads: flags.Threads = None,
+    stall_timeout: flags.StallTimeout = None,
+    distributed_timeout_minutes: flags.DistributedTimeout = None,
     config: flags.Config = None,
     save: flags.Save = None,
     save_interval: flags.SaveInterval = None,

@@ -21,6 +21,7 @@ __all__ = [
     "Data",
     "DataCachePath",
     "Device",
+    "DistributedTimeout",
     "EvalInterval",
     "EvalIters",
     "Export",
@@ -46,6 +47,7 @@ __all__ = [
     "Seed",
     "SeqLength",
     "StageLayers",
+    "StallTimeout",
     "TensorboardDir",
     "Threads",
     "TrainIters",
@@ -225,6 +227,24 @@ Device = Annotated[
 Threads = Annotated[
     int | None,
     option(STEPS, "--threads", metavar="N", help="A rank; cores / ranks if not given."),
+]
+StallTimeout = Annotated[
+    float | None,
+    option(
+        STEPS,
+        "--stall-timeout",
+        metavar="SECONDS",
+        help="After this long without movement, say who waits for whom; 60.",
+    ),
+]
+DistributedTimeout = Annotated[
+    float | None,
+    option(
+        STEPS,
+        "--distributed-timeout-minutes",
+        metavar="X",
+        help="After this long a rank gives up waiting for another; 30.",
+    ),
 ]
 Config = Annotated[
     Path | None,

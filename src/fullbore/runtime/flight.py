@@ -44,11 +44,11 @@ class Flight:
     where that is one, and owed what that one has to do. got: by peer, the last action whose result
     came from there. spans: action, begin and end (None: still open) in seconds of the recorder's
     clock, with record=True. error: what it ran into.
-    asked: the number of the question that this answers.
+    asked: the number of the question that this answers. step: None where no step is meant.
     """
 
     rank: int
-    step: int
+    step: int | None
     evaluating: bool
     phase: str
     action: str | None = None

@@ -232,6 +232,15 @@ class Pipeline:
         with self._living_session().together("adding up numbers of all ranks"):
             return self._session.control.total(values)
 
+    def fail(self, *, rank: int, action: str | None, cause: str) -> RankError:
+        """Fail the step that was just done, for a reason found in its result; every rank calls.
+
+        rank, action, cause: the same everywhere. Leaves flight records; returns what to raise.
+        """
+        self.step_number -= 1
+        self._session.step = self.step_number
+        return self._session.give_up(rank=rank, action=action, cause=cause)
+
     def close(self) -> None:
         """Let go of links and threads; the pipeline cannot step any more, on any rank."""
         if not self._closed:

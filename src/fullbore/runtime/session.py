@@ -267,6 +267,16 @@ class Session:
                 action=flight.now,
                 cause=f"{type(error).__name__}: {error}",
             )
+        return self._end(verdict, flight)
+
+    def give_up(self, *, rank: int, action: str | None, cause: str) -> RankError:
+        """Fail for a reason that every rank knows and gives here."""
+        self.failed = True
+        flight = self.flight()
+        verdict = self._witness.report(flight, rank=rank, action=action, cause=cause)
+        return self._end(verdict, flight)
+
+    def _end(self, verdict: RankError, flight: Flight) -> RankError:
         self._wiring.abort()
         told = self._witness.conclude(verdict, flight)
         self._stop_watching()

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Store
 from fullbore.errors import RankError
 from fullbore.runtime.flight import Flight, story_of, write_flight, write_story
 
-__all__ = ["StoreLostError", "Witness"]
+__all__ = ["DIED", "StoreLostError", "Witness"]
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class Witness:
             told = self._bounded(lambda: self._story(verdict, flight))
         except StoreLostError:
             told = self._compose(verdict, {self.rank: flight})
-        error = RankError(**{**_told(verdict), "story": told})
+        error = RankError(**{**verdict.state(), "story": told})
         self._write(flight, error)
         return error
 
@@ -174,8 +174,7 @@ class Witness:
         return self._blame(flight, rank, found.now, cause)
 
     def _record_dead(self, flight: Flight, rank: int) -> RankError:
-        how = "the process died without a word (killed, or out of memory?)"
-        return self._record_silent(flight, rank, {self.rank: flight}, how)
+        return self._record_silent(flight, rank, {self.rank: flight}, DIED)
 
     def _record_silent(
         self, flight: Flight, rank: int, answers: dict[int, Flight], how: str
@@ -192,7 +191,7 @@ class Witness:
 
     def _record(self, verdict: RankError) -> RankError:
         """Write a verdict down unless there is one; the one that stands."""
-        told = json.dumps({**_told(verdict), "reporter": self.rank})
+        told = json.dumps({**verdict.state(), "reporter": self.rank})
         kept = json.loads(self._store.compare_set(_FAILURE, "", told))
         self._reporter = kept.pop("reporter") == self.rank
         self._store.add(_QUESTION, 1)  # what is everyone doing?
@@ -278,6 +277,7 @@ class Witness:
         return answer
 
 
+DIED = "the process died without a word (killed, or out of memory?)"
 _CLOSED = "it closed its pipeline (close() was called there), so no step can follow"
 
 
@@ -285,12 +285,6 @@ def _verdict(flight: Flight, *, rank: int | None, action: str | None, cause: str
     return RankError(
         rank=rank, action=action, cause=cause, step=flight.step, evaluating=flight.evaluating
     )
-
-
-def _told(error: RankError) -> dict[str, Any]:
-    """What makes the error again, but for its story."""
-    told = ("rank", "action", "cause", "step", "evaluating")
-    return {name: getattr(error, name) for name in told}
 
 
 def _to_blame(suspects: Sequence[int], answers: dict[int, Flight], *, ranks: int) -> int:

@@ -23,6 +23,7 @@ class Observer(Protocol):
     def saved(self, checkpoint: Path) -> None: ...
     def exported(self, folder: Path) -> None: ...
     def stopped(self, step: int) -> None: ...
+    def nothing_left(self, step: int) -> None: ...
 
 
 def train(trainer: Trainer, *, observer: Observer, should_stop: Callable[[], bool]) -> bool:
@@ -32,15 +33,17 @@ def train(trainer: Trainer, *, observer: Observer, should_stop: Callable[[], boo
     steps, at the end, and before stopping; the model is exported at the end. Returns whether the
     run came to its end. Raises FullboreError.
     """
-    settings, team = trainer.settings, trainer.team
+    settings = trainer.settings
     _check_target(trainer)
     if settings.load is not None:
         trainer.resume(settings.load)
     observer.begin(trainer)
     _evaluate(trainer, observer)
     saved_at = trainer.step
+    if saved_at >= settings.train_iters:
+        observer.nothing_left(saved_at)
     while trainer.step < settings.train_iters:
-        if team.any(should_stop()):
+        if trainer.any(should_stop()):
             if saved_at != trainer.step:
                 observer.saved(trainer.save())
             observer.stopped(trainer.step)

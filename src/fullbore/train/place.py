@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from fullbore.errors import ConfigError
+from fullbore.errors import ConfigError, RankError
 from fullbore.train.team import Team
 
 __all__ = ["RankPlace", "cores_here", "device_for", "joined"]
@@ -30,8 +30,14 @@ class RankPlace:
 
 
 @contextmanager
-def joined(place: RankPlace, device: torch.device, *, ranks: int) -> Iterator[Team]:
-    """The team of all ranks, while they are joined. ConfigError unless there are P of them."""
+def joined(
+    place: RankPlace, device: torch.device, *, ranks: int, patience_s: float = 1800.0
+) -> Iterator[Team]:
+    """The team of all ranks, while they are joined.
+
+    patience_s: how long to wait for all of them to come. Raises ConfigError unless there are P of
+    them, RankError if they do not come.
+    """
     if place.size != ranks:
         raise ConfigError(
             f"{place.size} processes were started and --pipeline-model-parallel-size is {ranks}: "
@@ -41,18 +47,35 @@ def joined(place: RankPlace, device: torch.device, *, ranks: int) -> Iterator[Te
     if place.size == 1:
         yield Team()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+    _join(place, device, patience_s)
     try:
-        yield Team(
+        team = Team(
             rank=place.rank,
             size=place.size,
             local_rank=place.local_rank,
             local_size=place.local_size,
             group=dist.new_group(backend="gloo", timeout=_PATIENCE),
         )
-        dist.barrier()
+        yield team
+        team.gather(None)  # nobody leaves before all are done
     finally:
         dist.destroy_process_group()
+
+
+def _join(place: RankPlace, device: torch.device, patience_s: float) -> None:
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=patience_s))
+    except (dist.DistError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise RankError(
+            rank=None,
+            action="joining the others",
+            cause=(
+                f"rank {place.rank} did not reach all of the {place.size} processes within "
+                f"{patience_s:g} s: is each started, on every machine? ({reason})"
+            ),
+        ) from error
 
 
 def cores_here() -> int:

@@ -50,6 +50,9 @@ class Silent:
     def stopped(self, step: int) -> None:
         """Say nothing."""
 
+    def nothing_left(self, step: int) -> None:
+        """Say nothing."""
+
     def close(self) -> None:
         """Nothing to close."""
 
@@ -105,6 +108,13 @@ class Reporter:
     def stopped(self, step: int) -> None:
         """Say that the run was asked to stop."""
         self._say(f"stopped after step {step}, as asked; --load goes on from there")
+
+    def nothing_left(self, step: int) -> None:
+        """Say that a resumed run is at its end already."""
+        self._say(
+            f"nothing is left to train: the checkpoint is of step {step}, and --train-iters counts "
+            "from the run's beginning; raise it to go on"
+        )
 
     def close(self) -> None:
         """Close bar and files."""

@@ -34,7 +34,8 @@ class TrainSettings(BaseModel):
 
     Sizes of batches count sequences, seq_length tokens, intervals steps; clip_grad 0 means no
     clipping. stage_layers: layers of each stage by hand, in the model's order. threads: compute
-    threads of a rank; None shares the cores out.
+    threads of a rank; None shares the cores out. stall_timeout: seconds without any movement until
+    it is told who waits for whom; distributed_timeout_minutes: until a wait is given up.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -70,6 +71,8 @@ class TrainSettings(BaseModel):
     bf16: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(default=None, ge=1)
+    stall_timeout: float = Field(default=60.0, gt=0)
+    distributed_timeout_minutes: float = Field(default=30.0, gt=0)
 
     save: Path = Path("runs/train")
     load: Path | None = None
@@ -107,6 +110,11 @@ class TrainSettings(BaseModel):
     def cache(self) -> Path:
         """Where converted models and tokenized text are kept."""
         return self.data_cache_path or self.save / "cache"
+
+    @property
+    def flights(self) -> Path:
+        """Where each rank leaves what it was doing when a step failed."""
+        return self.save / "flight"
 
     def shape(self, layers: int | None = None) -> PipelineShape:
         """The pipeline that is asked for; layers: those of the model, where they are known (layers

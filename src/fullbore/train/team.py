@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from fullbore import errors
-from fullbore.errors import FullboreError
+from fullbore.errors import FullboreError, RankError
+from fullbore.runtime import lost_rank
 
 __all__ = ["Team"]
 
@@ -21,7 +23,8 @@ T = TypeVar("T")
 class Team:
     """All ranks of a run, or one alone (group None). local_rank: this rank's place on its machine.
 
-    group: for small messages between hosts, of gloo.
+    group: for small messages between hosts, of gloo. Where a rank is lost while the others talk
+    here, they raise RankError naming it, and cannot talk again.
     """
 
     rank: int = 0
@@ -44,6 +47,8 @@ class Team:
         problem: tuple[str, str] | None = None
         try:
             result.append(work())
+        except RankError:
+            raise  # every rank has it
         except FullboreError as error:
             problem = (type(error).__name__, str(error))
         except Exception as error:
@@ -67,7 +72,8 @@ class Team:
         if self.group is None:
             return [value]
         values: list[T | None] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
+        with self._noticing():
+            dist.all_gather_object(values, value, group=self.group)
         return values  # type: ignore[return-value]
 
     def any(self, flag: bool) -> bool:  # noqa: FBT001 - one value, and the name says it
@@ -75,5 +81,15 @@ class Team:
         if self.group is None:
             return flag
         flags = torch.tensor(int(flag))
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+        with self._noticing():
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
         return bool(flags)
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Find out which rank is lost if a connection breaks inside."""
+        try:
+            yield
+        except RuntimeError as error:
+            assert self.group is not None
+            raise lost_rank(self.group, error) from error

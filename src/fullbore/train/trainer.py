@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from fullbore.errors import CheckpointError, DataError, ModelError, PipelineError
+from fullbore.errors import CheckpointError, DataError, ModelError
 from fullbore.ir import Schedule
 from fullbore.runtime import Pipeline, StepResult
 from fullbore.timeline import Timeline, summarize
@@ -71,12 +71,14 @@ class Trainer:
         cores: int,
         schedule: Schedule | None = None,
         record: bool = True,
+        on_stall: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Load everything that this rank needs.
 
         cores: of this machine, for this run. schedule: instead of the one that the settings
-        name. record: measure each step's timeline. Raises FullboreError, the same on every rank.
+        name. record: measure each step's timeline. on_stall: is told who waits for whom, where
+        nothing moves. Raises FullboreError, the same on every rank.
         """
         self.settings, self.team, self.device = settings, team, device
         self.oversubscribed = device.type == "cpu" and team.local_size > cores
@@ -94,6 +96,10 @@ class Trainer:
             tied=shared_weights(self.plan.anatomy, self.plan.parts),
             overlap_p2p=settings.overlap_p2p_communication,
             record=record,
+            timeout_s=60 * settings.distributed_timeout_minutes,
+            stall_timeout_s=settings.stall_timeout,
+            on_stall=on_stall,
+            flight_record=settings.flights,
         )
         self.optimizer = Optimizer(named_weights(list(self.stages.values())), settings)
         self.peak_flops = sum(team.gather(peak_flops(device, self._dtype, clock=clock)))
@@ -104,8 +110,8 @@ class Trainer:
     def train_step(self) -> StepReport:
         """One step: M microbatches through the pipeline, clip, AdamW.
 
-        Raises RankError where a rank fails, PipelineError where the loss is no number; weights
-        are then those of the step before.
+        Raises RankError where a rank fails or the loss is no number; weights are then those of
+        the step before.
         """
         start_s = self._clock()
         batch = self.train_batches.at(self.sequences)
@@ -158,6 +164,10 @@ class Trainer:
         )
         self.team.together(lambda: self._read(found), wrong=CheckpointError)
         return found
+
+    def any(self, flag: bool) -> bool:  # noqa: FBT001 - one value, and the name says it
+        """Whether the flag is up on any rank; every rank calls."""
+        return self.pipe.total([float(flag)])[0] > 0
 
     def close(self) -> None:
         """Let go of the pipeline."""
@@ -239,7 +249,13 @@ class Trainer:
         state = {**self.optimizer.state(), **self._random_state()}
         for stage in self.stages.values():
             state |= {f"model.{name}": value for name, value in stage.kept_buffers().items()}
+        for name, copies in self._frozen().items():
+            state[f"model.{name}"] = copies[0].detach()
         return state
+
+    def _frozen(self) -> dict[str, list[nn.Parameter]]:
+        """Weights that are not trained: a resumed run must not depend on where they came from."""
+        return named_weights(list(self.stages.values()), trained=False)
 
     def _random_state(self) -> dict[str, Tensor]:
         """Where this rank's generators stand, for dropout."""
@@ -258,21 +274,33 @@ class Trainer:
             state = {name: value for name, value in state.items() if name not in random}
         checkpoints.read_state(state, checkpoint=found, group=self.team.group)
         self.optimizer.load_copies()
+        for first, *others in self._frozen().values():
+            for other in others:
+                other.detach().copy_(first)
         torch.set_rng_state(random[f"random.{self.team.rank}.cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(random[f"random.{self.team.rank}.cuda"], self.device)
         self.step, self.sequences = progress.step, progress.sequences
+        self.pipe.step_number = progress.step + 1
 
     # -- figures -------------------------------------------------------------------------------
 
     def _check_loss(self, result: StepResult) -> float:
-        if result.loss is None or not math.isfinite(result.loss):
-            self.optimizer.drop_gradients()
-            raise PipelineError(
-                f"the loss of step {self.step + 1} is {result.loss}: the weights are still those "
-                "of the step before; lower --lr, or look at the data"
-            )
-        return result.loss
+        if result.loss is not None and math.isfinite(result.loss):
+            return result.loss
+        self.optimizer.drop_gradients()
+        mine = [m for m, loss in enumerate(result.losses or ()) if not math.isfinite(float(loss))]
+        bad = [m for found in self.team.gather(mine) for m in found]
+        last = self.plan.schedule.stages - 1
+        raise self.pipe.fail(
+            rank=self.plan.schedule.placement.stage_to_rank[last],
+            action=f"{last}F{bad[0]}" if bad else None,
+            cause=(
+                f"the loss of step {self.step + 1} is {result.loss} (microbatches "
+                f"{', '.join(map(str, bad))}): the weights are still those of the step before; "
+                "lower --lr, or look at the data"
+            ),
+        )
 
     def _report(
         self, result: StepResult, loss: float, lr: float, norm: float, step_s: float
