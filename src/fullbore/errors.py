@@ -84,7 +84,8 @@ class RankError(PipelineError):
     `rank` is the pipeline rank where the failure began and `action` what it was doing (both None
     where nobody could tell); `cause` is the original error as text. `step` is the number of the
     step in hand, from 1 (where `evaluating`: of the step that comes next). `story` has one line a
-    rank about what each was doing, and says where the flight records lie.
+    rank about what each was doing, and says where the flight records lie; `reporter` is the rank
+    that composed it for all.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class RankError(PipelineError):
         step: int | None = None,
         evaluating: bool = False,
         story: Sequence[str] = (),
+        reporter: int | None = None,
     ) -> None:
         self.rank, self.action, self.cause = rank, action, cause
         self.step, self.evaluating, self.story = step, evaluating, tuple(story)
+        self.reporter = reporter
         who = "a rank" if rank is None else f"rank {rank}"
         when = None if step is None else f"step {step}"
         if when and evaluating:
@@ -109,7 +112,7 @@ class RankError(PipelineError):
 
     def state(self) -> dict[str, Any]:
         """What makes the same error again: RankError(**state)."""
-        told = ("rank", "action", "cause", "step", "evaluating", "story")
+        told = ("rank", "action", "cause", "step", "evaluating", "story", "reporter")
         return {name: getattr(self, name) for name in told}
 
     def __reduce__(self) -> tuple[object, ...]:

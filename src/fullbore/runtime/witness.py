@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,7 +96,8 @@ class Witness:
 
     def say_closed(self) -> None:
         """Leave word that this rank closed its pipeline."""
-        self._bounded(lambda: self._store.set(f"closed/{self.rank}", "1"))
+        with suppress(StoreLostError):  # then the others have gone, or will find out
+            self._bounded(lambda: self._store.set(f"closed/{self.rank}", "1"))
 
     # -- what is said of a failure ----------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class Witness:
         """Write a verdict down unless there is one; the one that stands."""
         told = json.dumps({**verdict.state(), "reporter": self.rank})
         kept = json.loads(self._store.compare_set(_FAILURE, "", told))
-        self._reporter = kept.pop("reporter") == self.rank
+        self._reporter = kept["reporter"] == self.rank
         self._store.add(_QUESTION, 1)  # what is everyone doing?
         return RankError(**kept)
 
@@ -202,9 +204,7 @@ class Witness:
         return self._store.check([f"down/{rank}"])
 
     def _recorded(self) -> RankError:
-        kept = json.loads(self._store.get(_FAILURE))
-        kept.pop("reporter")
-        return RankError(**kept)
+        return RankError(**json.loads(self._store.get(_FAILURE)))
 
     def _story(self, verdict: RankError, flight: Flight) -> list[str]:
         """The story that the reporter composes, for everyone."""

@@ -28,6 +28,14 @@ class RankPlace:
     local_rank: int = 0
     local_size: int = 1
 
+    def speaks_of(self, error: RankError) -> bool:
+        """Whether this process is the one of its machine to tell an error that every rank has."""
+        if error.reporter is None:
+            return True
+        first = self.rank - self.local_rank
+        told_here = first <= error.reporter < first + self.local_size
+        return self.rank == error.reporter if told_here else self.local_rank == 0
+
 
 @contextmanager
 def joined(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fullbore.errors import CheckpointError, DataError, ModelError
+from fullbore.errors import CheckpointError, DataError, ModelError, RankError
 from fullbore.ir import Schedule
 from fullbore.runtime import Pipeline, StepResult
 from fullbore.timeline import Timeline, summarize
@@ -146,13 +147,14 @@ class Trainer:
             ranks=self.team.size,
             dtype=str(self._dtype).removeprefix("torch."),
         )
-        return checkpoints.save(
-            self._state(),
-            progress,
-            folder=self.settings.save,
-            model_folder=self.plan.folder,
-            team=self.team,
-        )
+        with self._doing("writing the checkpoint"):
+            return checkpoints.save(
+                self._state(),
+                progress,
+                folder=self.settings.save,
+                model_folder=self.plan.folder,
+                team=self.team,
+            )
 
     def resume(self, folder: Path) -> Path:
         """Go on from the newest checkpoint in a folder (or from that one), made at any P.
@@ -162,7 +164,8 @@ class Trainer:
         found = self.team.together(
             lambda: checkpoints.find_checkpoint(folder), wrong=CheckpointError
         )
-        self.team.together(lambda: self._read(found), wrong=CheckpointError)
+        with self._doing("reading the checkpoint"):
+            self.team.together(lambda: self._read(found), wrong=CheckpointError)
         return found
 
     def any(self, flag: bool) -> bool:  # noqa: FBT001 - one value, and the name says it
@@ -252,6 +255,16 @@ class Trainer:
         for name, copies in self._frozen().items():
             state[f"model.{name}"] = copies[0].detach()
         return state
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        """Name what is done between steps in the error of a rank that is lost meanwhile."""
+        try:
+            yield
+        except RankError as error:
+            if error.step is not None:
+                raise
+            raise RankError(**{**error.state(), "action": what, "step": self.step}) from error
 
     def _frozen(self) -> dict[str, list[nn.Parameter]]:
         """Weights that are not trained: a resumed run must not depend on where they came from."""
