@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import fault_jobs as jobs
 import psutil
@@ -13,6 +15,7 @@ import pytest
 from ranks import Outcome, run_outcomes, run_ranks
 
 pytestmark = pytest.mark.slow
+PATIENCE_S = 100.0
 STOP_S = 5.0  # within which every rank stops
 
 
@@ -29,14 +32,25 @@ def _processes() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def together(jobs_to_run: list[tuple[object, ...]]) -> list[list[Outcome]]:
-    """Several groups of two ranks at once: they mostly wait."""
-    with ThreadPoolExecutor(len(jobs_to_run)) as pool:
-        waiting = [
-            pool.submit(run_outcomes, job, 2, *args, lost=lost, timeout_s=90)  # type: ignore
-            for job, lost, *args in jobs_to_run
-        ]
-        return [one.result() for one in waiting]
+@dataclass(frozen=True)
+class Group:
+    """Some ranks with a job of their own; lost: those that are stopped."""
+
+    job: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    ranks: int = 2
+    lost: Sequence[int] = ()
+
+    def run(self) -> list[Outcome]:
+        return run_outcomes(
+            self.job, self.ranks, *self.arguments, lost=self.lost, timeout_s=PATIENCE_S
+        )
+
+
+def together(groups: Sequence[Group]) -> list[list[Outcome]]:
+    """All groups at once: they mostly wait."""
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(Group.run, groups))
 
 
 def test_whatever_is_raised_wherever_is_told_everywhere_and_leaves_nothing(tmp_path: Path) -> None:
@@ -76,54 +90,49 @@ def test_flight_records_say_what_the_message_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_rank_that_is_lost_in_any_action_is_named_in_time(how: str, tmp_path: Path) -> None:
-    work = [
-        (jobs.struck, [jobs.KINDS[kind][1]] if how == "stopped" else [], kind, how, tmp_path / kind)
-        for kind in jobs.KINDS
-    ]
-    for kind, outcomes in zip(jobs.KINDS, together(work), strict=True):
-        victim = jobs.KINDS[kind][1]
-        assert outcomes[victim].died == -9
-        survivor = outcomes[1 - victim]
-        assert survivor.error is None, survivor.trace
-        first, *story = survivor.value["error"].splitlines()
-        assert first.startswith(f"rank {victim} failed in "), first
+    def group(kind: str, victim: int, *more: Any, ranks: int = 2) -> Group:
+        note = tmp_path / f"{kind}-{ranks}"
+        lost = [victim] if how == "stopped" else []
+        return Group(jobs.struck, (kind, how, note, ranks, *more), ranks, lost)
+
+    groups = [group(kind, victim) for kind, (_, victim, _) in jobs.KINDS.items()]
+    *pairs, four = together([*groups, group("F", 1, ("1f1b", 5, None), ranks=4)])
+    for (kind, (_, victim, _)), outcomes in zip(jobs.KINDS.items(), pairs, strict=True):
+        first, *story = assert_told(outcomes, victim, how, kind)
         assert " or before of step 2: " in first or " in an action after 0F2 of step 2: " in first
-        why = "died without a word" if how == "killed" else "no sign of life within timeout_s"
-        assert why in first
-        assert story[victim + 1].startswith(f"> rank {victim}: has left no word; ")
         assert story[2 - victim].startswith(f"  rank {1 - victim}: ")
-        assert survivor.value["after_s"] < STOP_S + (jobs.TIMEOUT_S if how == "stopped" else 0.0)
-        print(f"{how} in {kind}: {survivor.value['after_s']:.2f} s")
-
-
-@pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_of_four_ranks_all_name_the_lost_one_alike(how: str, tmp_path: Path) -> None:
-    outcomes = run_outcomes(
-        *(jobs.struck, 4, "F", how, tmp_path / "note", 4, ("1f1b", 5, None)),
-        lost=[1] if how == "stopped" else [],
-    )
-    told = [outcome.value for rank, outcome in enumerate(outcomes) if rank != 1]
-    assert len({one["error"] for one in told}) == 1
-    assert told[0]["error"].startswith("rank 1 failed in ")
-    for one in told:
-        assert one["after_s"] < STOP_S + (jobs.TIMEOUT_S if how == "stopped" else 0.0)
-        print(f"{how}, four ranks: {one['after_s']:.2f} s")
-    folder = tmp_path / "note.d" / "step_0000002"
+    assert_told(four, 1, how, "F of four ranks")
+    folder = tmp_path / "F-4.d" / "step_0000002"
     assert {path.name for path in folder.iterdir()} == {
-        "story.txt",
-        "rank0.json",
-        "rank2.json",
-        "rank3.json",
+        *("story.txt", "rank0.json", "rank2.json", "rank3.json")
     }
 
 
+def assert_told(outcomes: list[Outcome], victim: int, how: str, where: str) -> list[str]:
+    """Every survivor tells the same in time, and names the victim; returns the lines of it."""
+    assert outcomes[victim].died == -9
+    survivors = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
+    for survivor in survivors:
+        assert survivor.error is None, survivor.trace
+        assert survivor.value["after_s"] < STOP_S + (jobs.TIMEOUT_S if how == "stopped" else 0.0)
+    assert len({survivor.value["error"] for survivor in survivors}) == 1
+    first, *story = survivors[0].value["error"].splitlines()
+    assert first.startswith(f"rank {victim} failed in "), first
+    why = "died without a word" if how == "killed" else "no sign of life within timeout_s"
+    assert why in first
+    assert story[victim + 1].startswith(f"> rank {victim}: has left no word; ")
+    print(f"{how} in {where}: {max(s.value['after_s'] for s in survivors):.2f} s")
+    return [first, *story]
+
+
 def test_the_watchdog_says_who_waits_for_whom() -> None:
-    work = [
-        (jobs.stalls, [1], "stopped"),
-        (jobs.stalls, [], "slow"),
-        (jobs.stalls, [1], "hangs"),
-    ]
-    stopped, slow, hangs = together(work)  # type: ignore[arg-type]
+    stopped, slow, hangs = together(
+        [
+            Group(jobs.stalls, ("stopped",), lost=[1]),
+            Group(jobs.stalls, ("slow",)),
+            Group(jobs.stalls, ("hangs",), lost=[1]),
+        ]
+    )
     heard = "\n".join(stopped[0].value["heard"])
     assert "step 2 has stood still for " in heard
     assert " in 0RECV_B1 for rank 1 to do 1B1; last known of it: rank 0 last got 1B0" in heard

@@ -134,6 +134,42 @@ def poison(rank: int, settings: TrainSettings) -> tuple[str, bool]:
     return "nothing was raised", False
 
 
+def loads(rank: int, many: list[TrainSettings], *, load: Path) -> list[dict[str, torch.Tensor]]:
+    """For each settings what a trainer has read from a checkpoint."""
+    found = []
+    for settings in many:
+        trainer = make_trainer(settings, rank)
+        trainer.resume(load)
+        found.append(weights_of(trainer))
+        trainer.close()
+    return found
+
+
+class FrozenTrainer(Trainer):
+    """A trainer whose embedding is not trained."""
+
+    def _build_stages(self) -> Any:
+        stages = super()._build_stages()
+        for stage in stages.values():
+            for name, weight in stage.named_parameters():
+                weight.requires_grad_("embed" not in name)
+        return stages
+
+
+def frozen_run(settings: TrainSettings, *, steps: int, load: Path | None) -> dict[str, Any]:
+    """Losses and all weights of a run with a frozen embedding."""
+    trainer = FrozenTrainer(settings, Team(), device=CPU, cores=2, record=False)
+    if load is not None:
+        trainer.resume(load)
+    losses = [trainer.train_step().loss for _ in range(steps)]
+    trainer.save()
+    trainer.close()
+    weights = {
+        n: p.detach().clone() for s in trainer.stages.values() for n, p in s.named_parameters()
+    }
+    return {"losses": losses, "weights": weights}
+
+
 def train_plainly(settings: TrainSettings, *, steps: int) -> tuple[list[float], list[float]]:
     """The same training by transformers and torch alone, microbatch by microbatch."""
     from transformers import AutoModelForCausalLM

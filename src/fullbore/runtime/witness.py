@@ -114,7 +114,10 @@ class Witness:
         try:
             verdict = self._bounded(lambda: self._find_out(flight, suspects))
         except StoreLostError as gone:
-            cause = f"its connection closed, and {gone}; rank {self.rank} was waiting for it"
+            how = (
+                "no sign of life within timeout_s" if _is_late(flight) else "its connection closed"
+            )
+            cause = f"{how}, and {gone}; rank {self.rank} was waiting for it"
             suspect = suspects[0] if suspects else None
             return _verdict(flight, rank=suspect, action=flight.owed, cause=cause)
         return verdict
@@ -159,8 +162,7 @@ class Witness:
         """Who is to blame by what the ranks have answered; None: wait on."""
         answers = {r: f for r, f in self.flights().items() if f.asked >= question}
         answers[self.rank] = flight
-        late = "timed out" in (flight.error or "").lower()
-        if not late:
+        if not _is_late(flight):
             silent = [r for r in suspects if r not in answers and not self._is_down(r)]
             return self._record_dead(flight, silent[0]) if silent else None
         return self._judge_late(flight, _to_blame(suspects, answers, ranks=self.ranks), answers)
@@ -310,6 +312,11 @@ def _end_of_chain(rank: int, answers: dict[int, Flight]) -> int:
             break
         rank = further
     return rank
+
+
+def _is_late(flight: Flight) -> bool:
+    """Whether what went wrong is that a wait took too long."""
+    return "timed out" in (flight.error or "").lower()
 
 
 def _got(answers: dict[int, Flight], rank: int) -> Mapping[int, str]:

@@ -30,7 +30,7 @@ from fullbore.runtime import DIED
 
 __all__ = ["StopRequest", "launch_ranks"]
 
-_GRACE_S = 10  # for the ranks that live when another has failed
+_GRACE_S = 5  # for the ranks that live when another has failed
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
