@@ -90,10 +90,13 @@ def test_flight_records_say_what_the_message_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_rank_that_is_lost_in_any_action_is_named_in_time(how: str, tmp_path: Path) -> None:
+    gate, processes = tmp_path / "gate", 2 * len(jobs.KINDS) + 4
+    gate.mkdir()
+
     def group(kind: str, victim: int, *more: Any, ranks: int = 2) -> Group:
         note = tmp_path / f"{kind}-{ranks}"
         lost = [victim] if how == "stopped" else []
-        return Group(jobs.struck, (kind, how, note, ranks, *more), ranks, lost)
+        return Group(jobs.struck, (kind, how, note, gate, processes, ranks, *more), ranks, lost)
 
     groups = [group(kind, victim) for kind, (_, victim, _) in jobs.KINDS.items()]
     *pairs, four = together([*groups, group("F", 1, ("1f1b", 5, None), ranks=4)])
@@ -110,7 +113,7 @@ def test_a_rank_that_is_lost_in_any_action_is_named_in_time(how: str, tmp_path: 
 
 def assert_told(outcomes: list[Outcome], victim: int, how: str, where: str) -> list[str]:
     """Every survivor tells the same in time, and names the victim; returns the lines of it."""
-    assert outcomes[victim].died == -9
+    assert outcomes[victim].died == -9, outcomes
     survivors = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
     for survivor in survivors:
         assert survivor.error is None, survivor.trace
@@ -125,12 +128,12 @@ def assert_told(outcomes: list[Outcome], victim: int, how: str, where: str) -> l
     return [first, *story]
 
 
-def test_the_watchdog_says_who_waits_for_whom() -> None:
+def test_the_watchdog_says_who_waits_for_whom(tmp_path: Path) -> None:
     stopped, slow, hangs = together(
         [
-            Group(jobs.stalls, ("stopped",), lost=[1]),
-            Group(jobs.stalls, ("slow",)),
-            Group(jobs.stalls, ("hangs",), lost=[1]),
+            Group(jobs.stalls, ("stopped", tmp_path, 6), lost=[1]),
+            Group(jobs.stalls, ("slow", tmp_path, 6)),
+            Group(jobs.stalls, ("hangs", tmp_path, 6), lost=[1]),
         ]
     )
     heard = "\n".join(stopped[0].value["heard"])

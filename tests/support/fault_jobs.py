@@ -134,6 +134,18 @@ class Stand:
         return differences(gradients(own(self.stages, self.schedule, self.rank)), expected)
 
 
+def warm_up(stand: Stand, gate: Path, processes: int) -> None:
+    """A first step, which takes long where many processes start at once, until all have done it.
+
+    gate: a folder that the processes of all groups share.
+    """
+    stand.pipe.step(*stand.batch)
+    stand.pipe.close()
+    (gate / f"{os.getpid()}").touch()
+    while len(list(gate.iterdir())) < processes:
+        time.sleep(0.05)
+
+
 def _raise(error: BaseException) -> None:
     raise error
 
@@ -177,13 +189,21 @@ def raising(rank: int, cases: list[tuple[str, str]], folder: Path) -> list[dict[
 
 
 def struck(
-    rank: int, kind: str, how: str, note: Path, ranks: int = 2, case: Case | None = None
+    rank: int,
+    kind: str,
+    how: str,
+    note: Path,
+    gate: Path,
+    processes: int,
+    ranks: int = 2,
+    case: Case | None = None,
 ) -> dict[str, Any]:
     """A rank is killed or stopped in an action of this kind; what the others say, and when."""
     planned, victim, _ = KINDS[kind]
     patience_s = 60.0 if how == "killed" else TIMEOUT_S
     on_links = Strike()
     strike_links(on_links, rank)
+    warm_up(Stand(rank, case or planned, ranks), gate, processes)
     stand = Stand(
         rank, case or planned, ranks, timeout_s=patience_s, flight_record=note.with_suffix(".d")
     )
@@ -203,9 +223,10 @@ def struck(
     return {"error": str(error), "after_s": over_s - struck_s}
 
 
-def stalls(rank: int, how: str) -> dict[str, Any]:
+def stalls(rank: int, how: str, gate: Path, processes: int) -> dict[str, Any]:
     """A rank is stopped, or sleeps in its stage, for longer than the watchdog likes."""
     heard: list[str] = []
+    warm_up(Stand(rank, FULL), gate, processes)
     stand = Stand(rank, FULL, 2, timeout_s=6.0, stall_timeout_s=1.0, on_stall=heard.append)
     stand.pipe.step(*stand.batch)
     if rank == 1:

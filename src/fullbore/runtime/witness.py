@@ -173,7 +173,9 @@ class Witness:
             return self._record_silent(flight, rank, answers, how)
         found = answers[rank]
         cause = f"it hangs{_since(found)}; rank {self.rank} waited for it until timeout_s was over"
-        if found.waits:
+        if (found.still_s or 0.0) < ANSWER_S:
+            cause = f"it was too slow for rank {self.rank}, which waits for timeout_s and no longer"
+        elif found.waits:
             cause = "ranks wait for each other, longer than timeout_s"
         return self._blame(flight, rank, found.now, cause)
 
