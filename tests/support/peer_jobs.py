@@ -517,3 +517,68 @@ def tied_alone(stages: int, microbatches: int, max_norm: float) -> dict[str, Any
         optimizer.zero_grad()
     state = {f"{s}.{n}": p.detach() for s, m in enumerate(made) for n, p in m.named_parameters()}
     return {"norms": norms, "state": state}
+
+
+class Keeps(Block):
+    """Hands on memory that it keeps, or was given, and changes it at the next microbatch."""
+
+    def __init__(self, kind: str, patience_s: float) -> None:
+        super().__init__()
+        self.kind, self.patience_s, self.kept = kind, patience_s, None
+        self.register_buffer("buffer", torch.zeros(SIZE, WIDTH))
+
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, aside: torch.Tensor | None = None, given: torch.Tensor | None = None
+    ) -> Any:
+        time.sleep(self.patience_s)
+        if aside is not None:
+            x = x + aside.sum(0)
+        memory = self.buffer
+        if self.kind == "attribute":
+            self.kept = torch.zeros(SIZE, WIDTH) if self.kept is None else self.kept
+            memory = self.kept
+        elif self.kind == "input":  # a new one each time, which the next microbatch changes
+            memory, before = torch.zeros(SIZE, WIDTH), self.kept
+            self.kept = memory
+            if before is not None:
+                before.zero_()
+        elif self.kind == "given" and given is not None:
+            memory = given
+        with torch.no_grad():
+            memory += x.detach().mean(0) + 1
+        return super().forward(x), memory
+
+
+SIZE = 30_000  # rows: more than the kernel's buffers hold, so that messages wait at their sender
+
+
+def kept_memory(rank: int, kinds: list[str]) -> list[tuple[str, int]]:
+    """Kinds and microbatches for which the last stage got something else than in one process."""
+    return [(kind, m) for kind in kinds for m in _kept_memory(rank, kind)]
+
+
+def _kept_memory(rank: int, kind: str) -> list[int]:
+    schedule = make(("gpipe", 5, None), 2)
+    torch.manual_seed(3)
+    stages = [Keeps(kind, 0.0), Keeps("none", 0.03)]
+    torch.manual_seed(3)
+    twins = [Keeps(kind, 0.0), Keeps("none", 0.0)]
+    pipe = pipeline(stages, schedule, rank, lambda output, target: mse(output[0], target))
+    x, y = batch(10)
+    wrong = []
+    for _ in range(2):
+        given = torch.zeros(SIZE, WIDTH)
+        wanted = []
+        for part in x.chunk(5):
+            handed = twins[0](part, given=given)
+            wanted.append(twins[1](*handed)[0].detach())
+        given = torch.zeros(SIZE, WIDTH)
+        kwargs = {"given": [given] * 5} if rank == 0 else None
+        result = pipe.step(x, y, kwargs=kwargs, return_outputs=True)
+        if result.outputs is not None:
+            wrong += [
+                m
+                for m, output in enumerate(result.outputs)
+                if not torch.allclose(output[0], wanted[m], rtol=1e-6)
+            ]
+    return wrong

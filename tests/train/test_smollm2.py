@@ -22,12 +22,38 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="module")
+def converted(cache: Path) -> tuple[Path, list[str]]:
+    """The folder that the GGUF file became, and the files that were read for it."""
+    import gguf
+
+    read = []
+
+    class Counting(gguf.GGUFReader):
+        def __init__(self, path: str, *args: object) -> None:
+            read.append(str(path))
+            super().__init__(path, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", Counting)
+        return find_model("smollm2", cache=cache), read
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_twenty_losses_of_smollm2_equal_those_of_one_process(cache: Path) -> None:
+def test_the_gguf_file_is_read_once(converted: tuple[Path, list[str]]) -> None:
+    folder, read = converted
+    assert (folder / "config.json").exists() and len(read) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_twenty_losses_of_smollm2_equal_those_of_one_process(
+    cache: Path, converted: tuple[Path, list[str]]
+) -> None:
     settings = jobs.settings_for(
         cache,
-        model=str(find_model("smollm2", cache=cache)),
+        model=str(converted[0]),
         data=[str(write_text(cache / "text.jsonl"))],
         pipeline_model_parallel_size=2,
         num_virtual_stages_per_pipeline_rank=2,

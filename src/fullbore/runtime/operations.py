@@ -20,6 +20,7 @@ from fullbore.ir import Action, Kind, Schedule
 from fullbore.runtime.batch import Batch, Learnt, MessageKind
 from fullbore.runtime.layout import Layout, flatten, gradient_layout, unflatten
 from fullbore.runtime.links import IncomingLink, Message, OutgoingLink
+from fullbore.runtime.owned import OwnedMemory
 from fullbore.runtime.recorder import ActivationMeter
 from fullbore.runtime.stage import Gradients, StageRunner, guarded, was_changed
 from fullbore.verify import LinkUse
@@ -93,8 +94,14 @@ class Operations:
         self._state, self._schedule, self._runners = state, schedule, runners
         self._outgoing, self._incoming, self._arriving = outgoing, incoming, arriving
         self._device, self._overlap = device, overlap
+        self._owned = {stage: OwnedMemory(runner.module) for stage, runner in runners.items()}
         self._slots: dict[tuple[Kind, int, int], _Slot] = {}
         self._arrivals = dict.fromkeys(arriving, 0)  # messages bound so far, by peer
+
+    def begin(self) -> None:
+        """A step begins, on the batch of the state."""
+        for owned in self._owned.values():
+            owned.begin(self._state.batch.inputs, self._state.batch.kwargs)
 
     def reset(self) -> None:
         """Forget everything of a failed step."""
@@ -191,14 +198,15 @@ class Operations:
         stage, microbatch = action.stage, action.microbatch
         slot, layouts = self._slot(Kind.SEND_F, stage, microbatch), state.layouts
         link = self._outgoing[self._rank_of(stage + 1)]
-        blocking = not self._overlap
+        blocking, apart = not self._overlap, self._owned[stage].apart
 
         def send() -> None:
             output, known = slot.take(), layouts[index]
             if known is not None and known.is_just(output):
-                link.send([output], blocking=blocking)
+                link.send(apart([output]), blocking=blocking)
                 return
             layout, tensors = flatten(output)
+            tensors = apart(tensors)
             if known is None:
                 state.learnt.see(state.message_kind(action), layout)
                 link.send_described(layout, tensors)

@@ -175,6 +175,7 @@ class PostValidatedOptimizer:
             nonlocal runs
             if runs:
                 surroundings.restore()
+                self._pipe.step_number -= 1
             runs += 1
             for weight in self._pipe.weights():
                 if runs > 1:

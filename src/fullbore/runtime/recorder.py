@@ -52,6 +52,14 @@ class SpanLog:
         """Close a span (from any thread)."""
         self._ends_s[index] = self.clock()
 
+    def last(self, count: int) -> list[tuple[str, float, float | None]]:
+        """The newest spans: action, begin and end (None: still open)."""
+        newest = zip(self._actions[-count:], self._starts_s[-count:], strict=False)
+        ends = (None if end != end else end for end in self._ends_s[-count:])
+        return [
+            (str(action), begin, end) for (action, begin), end in zip(newest, ends, strict=False)
+        ]
+
     def record(
         self, *, offset_s: float, meter: ActivationMeter, boundary_messages: int
     ) -> RankRecord:

@@ -7,6 +7,7 @@ transformers, into the cache.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -150,7 +151,7 @@ def _converted(source: Path, cache: Path, *, folder: Path, gguf: str | None) -> 
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as temporary:
             made = Path(temporary) / name
-            with quietly():
+            with quietly(), _gguf_files_read_once():
                 _convert(folder, gguf, made)
             move_folder(made, target)
     except ModelError:
@@ -176,6 +177,22 @@ def _convert(folder: Path, gguf: str | None, target: Path) -> None:
     plain.save_pretrained(target)
     options.pop("quantization_config", None)
     AutoTokenizer.from_pretrained(folder, **options).save_pretrained(target)
+
+
+@contextmanager
+def _gguf_files_read_once() -> Iterator[None]:
+    """Transformers reads a GGUF file for configuration, weights and tokenizer each: seconds, in
+    which a vocabulary is taken apart token by token. Here they share one reader.
+    """
+    import gguf
+
+    names = vars(gguf)  # where transformers looks the reader up
+    reader = names["GGUFReader"]
+    names["GGUFReader"] = functools.cache(reader)
+    try:
+        yield
+    finally:
+        names["GGUFReader"] = reader
 
 
 def _dequantized() -> dict[str, Any]:
