@@ -81,11 +81,11 @@ class PipelineError(FullboreError):
 class RankError(PipelineError):
     """A step that failed because of one rank.
 
-    `rank` is the pipeline rank where the failure began and `action` what it was doing (both None
-    where nobody could tell); `cause` is the original error as text. `step` is the number of the
-    step in hand, from 1 (where `evaluating`: of the step that comes next). `story` has one line a
-    rank about what each was doing, and says where the flight records lie; `reporter` is the rank
-    that composed it for all.
+    `rank` is the number of the rank where the failure began (its pipeline rank; with a mesh, its
+    rank in the default group) and `action` what it was doing (both None where nobody could tell);
+    `cause` is the original error as text. `step` is the number of the step in hand, from 1 (where
+    `evaluating`: of the step that comes next). `story` has one line a rank about what each was
+    doing, and says where the flight records lie; `reporter` is the rank that composed it for all.
     """
 
     def __init__(
