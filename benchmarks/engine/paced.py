@@ -3,7 +3,7 @@
 Each stage's compute is a sleep of known length; processes, messages, autograd and the engine are
 real. Fullbore and torch.distributed.pipelining run in turn in one pool of processes, and so does
 the floor: the same order of actions over bare isend and irecv, each receive posted in advance, with
-sleeps and no autograd.
+sleeps and no autograd. DeepSpeed takes part where it is installed (see deepspeed_steps.py).
 
 Sleeping ranks take no core, so that 8 ranks can share two; what their messages and wake-ups cost
 there is part of the result. Run it on a machine that does nothing else.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import deepspeed_steps
 import pool
 import torch
 import torch.distributed as dist
@@ -144,7 +145,25 @@ def void(_: object) -> None:
     """Drop a result at once."""
 
 
-MAKERS = {"fullbore": fullbore_step, "torch": torch_step, "floor": floor_step}
+def deepspeed_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
+    """A step of DeepSpeed's; the order of its actions is its own."""
+    step = deepspeed_steps.deepspeed_step(setting.stage(schedule), setting.ranks, setting.inputs())
+    return lambda: void(step())
+
+
+MAKERS = {
+    "fullbore": fullbore_step,
+    "torch": torch_step,
+    "deepspeed": deepspeed_step,
+    "floor": floor_step,
+}
+
+
+def takes_part(engine: str, schedule: str) -> bool:
+    """Whether an engine is here and knows the schedule."""
+    if engine != "deepspeed":
+        return True
+    return schedule in deepspeed_steps.SCHEDULES and deepspeed_steps.is_installed()
 
 
 def measure(rank: int, setting: Setting) -> dict[str, list[float]]:
@@ -153,6 +172,7 @@ def measure(rank: int, setting: Setting) -> dict[str, list[float]]:
         (engine, name): maker(setting.schedule(name), setting, rank)
         for name in setting.names
         for engine, maker in MAKERS.items()
+        if takes_part(engine, name)
     }
     times: dict[str, list[float]] = {}
     for round_ in range(setting.rounds + 1):
@@ -173,6 +193,8 @@ def rows_of(setting: Setting, times: dict[str, list[float]]) -> list[dict[str, A
     rows = []
     busy_s = setting.microbatches * (setting.forward_s + setting.backward_s)
     for name, engine in product(setting.names, MAKERS):
+        if not takes_part(engine, name):
+            continue
         schedule = setting.schedule(name)
         v = schedule.virtual_stages
         costs = Costs.uniform(

@@ -28,18 +28,9 @@ from command_runs import (
     started,
     wait_for_steps,
 )
-from tiny_text import write_model, write_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 STEPS = 24
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    write_model(made / "model")
-    write_text(made / "text.jsonl")
-    return made
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +156,6 @@ def test_of_two_hosts_one_dies_and_the_run_goes_on_elsewhere(
     folder: Path,
     undisturbed: Path,
     tmp_path: Path,
-    fullbore: Callable[..., Any],
 ) -> None:
     run, (first, second) = tmp_path / "run", hosts
     with ExitStack() as stack:
@@ -194,9 +184,12 @@ def test_of_two_hosts_one_dies_and_the_run_goes_on_elsewhere(
     if end == "cut off":
         assert "has stood still for" in said and "for rank 1" in said
 
-    alone = fullbore("train", *options(folder, run, load=run))  # on one rank now
-    assert alone.status == 0, alone.err
-    assert json.loads((run / f"iter_{STEPS:07d}" / "run.json").read_text())["ranks"] == 1
+    replicas = "1" if end == "killed" else "2"
+    again = [*FULLBORE, "train", *options(folder, run, load=run), "-p", "1"]
+    status, said = ran([*again, "--data-parallel-size", replicas], timeout_s=150)
+    assert status == 0, said
+    progress = json.loads((run / f"iter_{STEPS:07d}" / "run.json").read_text())
+    assert progress["ranks"] == progress["replicas"] == int(replicas)
     wanted, found = figures(undisturbed), figures(run)
     assert list(found) == list(range(1, STEPS + 1))
     for step, pair in wanted.items():

@@ -24,16 +24,6 @@ from command_runs import (
     started,
     wait_for_steps,
 )
-from tiny_text import write_model, write_text
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    write_model(made / "model")
-    write_text(made / "text.jsonl")
-    return made
-
 
 # -- processes -------------------------------------------------------------------------------
 

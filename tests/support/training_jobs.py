@@ -71,6 +71,16 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in trainer.optimizer.state().items()}
 
 
+def merged(results: list[Any]) -> dict[str, torch.Tensor]:
+    """All ranks' weights from `run_steps`; copies of one weight must be equal to the bit."""
+    found: dict[str, torch.Tensor] = {}
+    for _, _, weights in results:
+        for name, weight in weights.items():
+            assert name not in found or torch.equal(found[name], weight), name
+            found[name] = weight
+    return found
+
+
 def run_steps(
     rank: int,
     settings: TrainSettings,
