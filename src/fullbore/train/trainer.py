@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fullbore.errors import CheckpointError, DataError, ModelError, PipelineError, RankError
+from fullbore.errors import CheckpointError, DataError, FullboreError, ModelError, RankError
 from fullbore.ir import Schedule
 from fullbore.runtime import Pipeline, SplitReport, StepResult
 from fullbore.timeline import summarize
@@ -22,6 +22,7 @@ from fullbore.train.late import Certain, LateSteps
 from fullbore.train.optimizer import Optimizer, Shares, learning_rate, named_weights
 from fullbore.train.peak import peak_flops
 from fullbore.train.plan import Plan, make_plan
+from fullbore.train.sanity import check_loss, check_norm
 from fullbore.train.settings import TrainSettings
 from fullbore.train.sources import find_model, read_tokenizer
 from fullbore.train.stages import Stage, shared_weights, token_loss
@@ -31,8 +32,6 @@ from fullbore.train.text import Corpus, Tokens, tokenize
 from fullbore.train.weight_files import WeightFiles
 
 __all__ = ["Trainer"]
-
-_UNHARMED = ": the weights are still those of the step before; lower --lr, or look at the data"
 
 
 class Trainer:
@@ -339,30 +338,28 @@ class Trainer:
         self._check_norm(norm)
         self._certain_steps += 1
 
-    def _check_norm(self, norm: float) -> None:
-        if not math.isfinite(norm):
-            self.optimizer.drop_gradients()
-            raise PipelineError(
-                f"the gradient's norm of step {self._certain_steps + 1} is {norm}{_UNHARMED}"
+    def _check_loss(self, loss: float | None, losses: Sequence[Tensor]) -> float:
+        with self._dropping_gradients():
+            return check_loss(
+                loss,
+                losses,
+                step=self._certain_steps + 1,
+                last_stage=self.plan.schedule.stages - 1,
+                pipe=self.pipe,
+                team=self.team,
             )
 
-    def _check_loss(self, loss: float | None, losses: Sequence[Tensor]) -> float:
-        """The loss; what it is no number in is told with the rank and the microbatches."""
-        if loss is not None and math.isfinite(loss):
-            return loss
-        self.optimizer.drop_gradients()
-        step = self._certain_steps + 1
-        mine = [m for m, one in enumerate(losses) if not math.isfinite(float(one))]
-        told = enumerate(self.team.gather(mine))
-        rank, bad = next(((rank, found) for rank, found in told if found), (None, []))
-        last = self.plan.schedule.stages - 1
-        where = f" (microbatches {', '.join(map(str, bad))})" if bad else ""
-        raise self.pipe.fail(
-            rank=rank,
-            action=f"{last}F{bad[0]}" if bad else None,
-            cause=f"the loss of step {step} is {loss}{where}{_UNHARMED}",
-            step=step,
-        )
+    def _check_norm(self, norm: float) -> None:
+        with self._dropping_gradients():
+            check_norm(norm, step=self._certain_steps + 1)
+
+    @contextmanager
+    def _dropping_gradients(self) -> Iterator[None]:
+        try:
+            yield
+        except FullboreError:
+            self.optimizer.drop_gradients()
+            raise
 
     def _late_reports(self, certain: Sequence[Certain]) -> list[StepReport]:
         """Of the last steps that have become certain; nothing of them was recorded."""
