@@ -153,6 +153,12 @@ def test_copies_of_a_tied_weight_must_be_alike() -> None:
         Pipeline(stages, schedule, mse, tied=[{0: "weight", 1: "weight"}])
 
 
+def test_ranks_that_call_different_methods_are_told() -> None:
+    for said in run_ranks(jobs.different_calls, 2):
+        assert "clip_grad_norm, waiting for rank 1" in said, said
+        assert "the step's actions, waiting for rank 0" in said
+
+
 def test_what_changes_beside_the_inputs_is_learnt_again() -> None:
     for found in run_ranks(jobs.changing_circumstances, 2):
         assert found == []

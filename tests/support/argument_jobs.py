@@ -185,3 +185,18 @@ def tied_oddly(rank: int) -> dict[str, str]:
         except FullboreError as error:
             said[what] = str(error)
     return said
+
+
+def different_calls(rank: int) -> str:
+    """What is said where ranks call different methods of a pipeline."""
+    schedule = schedules.one_f_one_b(ranks=2, microbatches=2)
+    pipe = pipeline(list(block_stages(2)), schedule, rank, timeout_s=3)
+    pipe.step(*batch(2))
+    try:
+        if rank:
+            pipe.step(*batch(2))
+        else:
+            pipe.clip_grad_norm(1.0)
+    except FullboreError as error:
+        return str(error)
+    return "no error"
