@@ -136,7 +136,7 @@ def random_schedule(
 
 
 def draw(schedule: Schedule, *, backward: int = 1, idle: str = "--") -> list[list[str]]:
-    """The schedule on a grid of slots: a forward takes one, a backward `backward` slots.
+    """The schedule on a grid of slots: a whole backward takes `backward`, all else one.
 
     Messages take no time. Returns a row a rank, cells such as `0F1` and idle ones, all equally
     long.
@@ -152,7 +152,7 @@ def draw(schedule: Schedule, *, backward: int = 1, idle: str = "--") -> list[lis
                 needs = needs_of(action, schedule, present)
                 start = max((end[need] for need in needs), default=0)
                 row += [idle] * (start - len(row))
-                row += [str(action)] * (1 if action.kind == F else backward)
+                row += [str(action)] * (backward if action.kind == B else 1)
                 end[action] = len(row)
     length = max(map(len, rows))
     return [row + [idle] * (length - len(row)) for row in rows]

@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from fullbore.errors import NotationError
 from fullbore.ir.action import COMPUTE_KINDS, Action
@@ -124,17 +125,35 @@ def _locate(rows: list[str], what: str, value: int) -> str:
 
 
 def _infer_placement(programs: tuple[Program, ...], stages: int) -> Placement:
-    """Each stage belongs to the rank with most of its compute actions (the laws judge the rest)."""
-    most, owners = (np.zeros(stages, dtype=np.int64) for _ in range(2))
-    for rank, program in enumerate(programs):
-        own, count = np.unique(
-            program.stage[np.isin(program.kind, COMPUTE_KINDS)], return_counts=True
-        )
-        more = count > most[own]
-        most[own[more]], owners[own[more]] = count[more], rank
+    """Each stage belongs to the rank with most of its compute actions (the laws judge the rest).
+
+    Where every stage is computed on one rank for even microbatches, and on another one for odd
+    microbatches, the model is there twice.
+    """
+    counts = _actions_by(programs, stages)  # [2, S, P]
+    if _is_there_twice(counts):
+        even, odd = (tuple(np.argmax(count, axis=1).tolist()) for count in counts)
+        return Placement(stage_to_rank=even, copies=(odd,))
+    owners = np.argmax(counts.sum(axis=0), axis=1)
     idle = sorted(set(range(len(programs))) - set(owners.tolist()))
     if idle:
         raise NotationError(
             f"line {idle[0] + 1}, column 1: rank {idle[0]} computes no stage of its own"
         )
     return Placement(stage_to_rank=tuple(owners.tolist()))
+
+
+def _actions_by(programs: tuple[Program, ...], stages: int) -> npt.NDArray[np.int64]:
+    """Compute actions for even and odd microbatches by stage and rank [2, S, P]."""
+    counts = np.zeros((2, stages, len(programs)), dtype=np.int64)
+    for rank, program in enumerate(programs):
+        computes = np.isin(program.kind, COMPUTE_KINDS)
+        np.add.at(counts[..., rank], (program.microbatch[computes] % 2, program.stage[computes]), 1)
+    return counts
+
+
+def _is_there_twice(counts: npt.NDArray[np.int64]) -> bool:
+    even, odd = counts > 0
+    return bool((even.sum(axis=1) == 1).all() and (odd.sum(axis=1) == 1).all()) and not bool(
+        (even & odd).any()
+    )

@@ -82,7 +82,8 @@ def _refuse_gaps(flat: FlatSchedule, deps: Dependencies, stages: int) -> None:
     needs_value = (kind >= Kind.SEND_F) | ((kind == Kind.F) & (stage > 0))
     needs_value |= backward & (stage < stages - 1)
     needs_stored = backward | (kind == Kind.W) | (kind == Kind.R)
-    late = needs_stored & (deps.stored >= np.arange(len(kind)))
+    position = np.arange(len(kind))
+    late = (needs_stored & (deps.stored >= position)) | (deps.carried >= position)
     wrong = (needs_value & (deps.value < 0)) | (needs_stored & (deps.stored < 0)) | late
     if wrong.any():
         index = int(np.flatnonzero(wrong)[0])
@@ -94,7 +95,9 @@ def _refuse_gaps(flat: FlatSchedule, deps: Dependencies, stages: int) -> None:
 
 
 def _durations(schedule: Schedule, flat: FlatSchedule, costs: Costs) -> Floats:
-    """Seconds of each action [N]; communication takes the rank no time of its own."""
+    """Seconds of each action [N], of a slice its share; communication takes the rank no time of
+    its own.
+    """
     if len(costs.stages) != schedule.stages:
         raise CostsError(
             f"the costs describe {len(costs.stages)} stages, the schedule has {schedule.stages}: "
@@ -110,7 +113,7 @@ def _durations(schedule: Schedule, flat: FlatSchedule, costs: Costs) -> Floats:
     table[Kind.I] = [stage.input_grad_s or 0.0 for stage in costs.stages]
     table[Kind.W] = [stage.weight_grad_s or 0.0 for stage in costs.stages]
     table[Kind.R] = [stage.recomputation_s for stage in costs.stages]
-    return np.asarray(table[flat.kind, flat.stage])
+    return np.asarray(table[flat.kind, flat.stage]) / schedule.slices
 
 
 def _run(schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool) -> Times:
@@ -134,7 +137,7 @@ def _run(schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool) 
         "link_free_s": np.zeros(problem.links),
         "runnable": np.zeros(ranks, dtype=np.int64),
     }
-    rates = {"occupancy_s": costs.occupancy_s, "hop_s": costs.hop_s}
+    rates = {"occupancy_s": costs.occupancy_s / schedule.slices, "hop_s": costs.hop_s}
     if actions >= COMPILE_FROM_ACTIONS:
         _compiled()(**arrays, **rates, blocking=blocking)
     else:

@@ -53,7 +53,7 @@ def live_curves(
         of W; by default as much.
     held_before_recompute: [S], what is held instead until R starts, or where there is none the
         backward; None for a stage that does not recompute. By default nothing where there is an R.
-    All in the same unit, such as bytes.
+    All in the same unit, such as bytes; a slice of a microbatch holds its share.
     """
     compute = timeline.is_compute
     cell = timeline.stage[compute], timeline.microbatch[compute]
@@ -63,7 +63,9 @@ def live_curves(
     has_own[cell[0][kinds[Kind.R]], cell[1][kinds[Kind.R]]] = True
     forward = _table(held_after_forward, schedule, schedule.ranks / schedule.stages)[cell[0]]
     halved = (
-        forward if held_after_input_grad is None else np.asarray(held_after_input_grad)[cell[0]]
+        forward
+        if held_after_input_grad is None
+        else _table(held_after_input_grad, schedule, 0.0)[cell[0]]
     )
     before = _before(held_before_recompute, schedule)[cell[0]]
     before = np.where(np.isnan(before), np.where(has_own[cell], 0.0, forward), before)
@@ -90,10 +92,12 @@ def live_curves(
 
 
 def _table(given: Sequence[float] | None, schedule: Schedule, default: float) -> Floats:
-    return np.full(schedule.stages, default) if given is None else np.asarray(given, dtype=float)
+    held = np.full(schedule.stages, default) if given is None else np.asarray(given, dtype=float)
+    return held / schedule.slices
 
 
 def _before(given: Sequence[float | None] | None, schedule: Schedule) -> Floats:
     """What is held before a recomputation, by stage; not a number where that is not said."""
     none = [float("nan")] * schedule.stages
-    return np.array(none if given is None else [float("nan") if g is None else g for g in given])
+    held = none if given is None else [float("nan") if g is None else g for g in given]
+    return np.array(held) / schedule.slices
