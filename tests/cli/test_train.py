@@ -8,97 +8,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from tiny_text import write_model, write_text
-
-PATIENCE_S = 55
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    write_model(made / "model")
-    write_text(made / "text.jsonl")
-    return made
-
-
-def flags(folder: Path, **changes: object) -> list[str]:
-    values = {
-        "model": folder / "model",
-        "data": folder / "text.jsonl",
-        "data-cache-path": folder / "cache",
-        "seq-length": 16,
-        "global-batch-size": 4,
-        "lr": 0.001,
-        "threads": 1,
-        "device": "cpu",
-        **{name.replace("_", "-"): value for name, value in changes.items()},
-    }
-    return [part for name, value in values.items() for part in (f"--{name}", str(value))]
-
-
-FULLBORE = [sys.executable, "-m", "fullbore"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-
-
-@contextmanager
-def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own; whatever is left of it is killed."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    try:
-        yield process
-    finally:
-        family = [process.pid, *(child.pid for child in _children(process))]
-        for pid in family:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-
-
-def _children(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    try:
-        return psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def ran(command: list[str]) -> tuple[int, str]:
-    """Exit status and everything said."""
-    with started(command) as process:
-        said, _ = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, said
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-
-
-def wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> None:
-    """Until the run in this folder has written down this many lines more."""
-    wanted = len(metrics(run)) + steps
-    deadline_s = time.monotonic() + PATIENCE_S
-    while len(metrics(run)) < wanted:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline_s, "no steps"
-        time.sleep(0.05)
-
+from command_runs import (
+    FULLBORE,
+    PATIENCE_S,
+    TORCHRUN,
+    children,
+    flags,
+    metrics,
+    ran,
+    started,
+    wait_for_steps,
+)
 
 # -- processes -------------------------------------------------------------------------------
 
@@ -164,28 +89,9 @@ def test_sigterm_to_the_launcher_alone_saves_too(folder: Path, tmp_path: Path) -
         wait_for_steps(process, tmp_path, 1)
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=PATIENCE_S)
-        assert not _children(process)
+        assert not children(process)
     assert process.returncode == 0, said
     assert (tmp_path / (tmp_path / "latest").read_text() / "run.json").exists()
-
-
-@pytest.mark.slow
-def test_a_killed_rank_ends_the_run_with_its_name(folder: Path, tmp_path: Path) -> None:
-    options = flags(folder, save=tmp_path, train_iters=100000, save_interval=2)
-    with started([*FULLBORE, "train", *options, "-p", "2"]) as process:
-        wait_for_steps(process, tmp_path, 4)
-        ranks = [child for child in _children(process) if _uses_torch(child)]
-        os.kill(max(ranks, key=lambda child: child.create_time()).pid, signal.SIGKILL)
-        said, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 2, said
-    last = said.strip().splitlines()[-1]
-    assert last.startswith("fullbore: rank ") and "failed" in last
-    status, said = ran([*FULLBORE, "export", str(tmp_path), str(tmp_path / "exported")])
-    assert status == 0, said
-
-
-def _uses_torch(process: psutil.Process) -> bool:
-    return "spawn_main" in " ".join(process.cmdline())
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_bad_batches(inputs: object, targets: object, says: str) -> None:
 def test_a_loss_that_is_no_number() -> None:
     [stage] = block_stages(1)
     pipe = Pipeline({0: stage}, ALONE, lambda output, target: output - target)
-    with pytest.raises(RankError, match=r"rank 0 failed in 0F0: .*one element"):
+    with pytest.raises(RankError, match=r"rank 0 failed in 0F0 of step 1: .*one element"):
         pipe.step(*batch(4))
 
 
@@ -119,6 +119,8 @@ def test_what_one_rank_gets_wrong_every_rank_refuses() -> None:
         ("stages", "rank 1: the schedule places stages [1] here, but modules were given for [0]"),
         ("schedules", "different schedules"),
         ("size", "3 ranks, but the process group 2"),
+        ("size of one", "rank 0: the schedule has 3 ranks, but the process group 2"),
+        ("law", "rank 1: rank 1"),
         ("shapes", "static_shapes=False"),
         ("reduction", "different values of reduction"),
         ("record", "different values of record"),

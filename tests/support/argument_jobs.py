@@ -19,6 +19,7 @@ from torch import nn
 
 from fullbore import schedules
 from fullbore.errors import FullboreError
+from fullbore.ir import from_text
 from fullbore.runtime import Pipeline
 
 
@@ -46,6 +47,12 @@ def refusal(rank: int, wrong: str) -> str:
             pipeline(stages, schedule if rank else other, rank)
         elif wrong == "size":
             pipeline(stages, schedules.gpipe(ranks=3, microbatches=2), rank)
+        elif wrong == "size of one":
+            other = schedules.gpipe(ranks=3, microbatches=2)
+            pipeline(stages, schedule if rank else other, rank)
+        elif wrong == "law":
+            broken = from_text("0F0,0B0\n1B0,1F0\n")
+            Pipeline({rank: stages[rank]}, broken if rank else schedule, mse)
         elif wrong == "shapes":
             stages[0] = Grows()
             pipe = pipeline(stages, schedule, rank, lambda o, t: o.sum())

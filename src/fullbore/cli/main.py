@@ -73,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except FullboreError as error:
         print(f"fullbore: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # where typer does not catch it
+        sys.exit(130)
     except OSError as error:
         if error.errno not in (ENOSPC, EPIPE) or error.filename is not None:
             raise

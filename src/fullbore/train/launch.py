@@ -26,10 +26,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fullbore import errors
 from fullbore.errors import FullboreError, RankError
+from fullbore.runtime import DIED
 
 __all__ = ["StopRequest", "launch_ranks"]
 
-_GRACE_S = 10  # for the ranks that live when another has failed
+_GRACE_S = 5  # for the ranks that live when another has failed
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -40,15 +41,16 @@ def launch_ranks(entry: Callable[..., None], *arguments: Any, ranks: int) -> Non
     first, RankError where one died or failed otherwise, KeyboardInterrupt where the ranks were
     stopped by a signal before they could react to it.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="fullbore-") as folder, _pass_signals_on() as passed:
         try:
             elastic_launch(_config(ranks), _run_rank)(folder, entry, arguments)
         except ChildFailedError as error:
-            told = _told(Path(folder))
+            told = _told(Path(folder))  # every rank has ended: those that could, have told
             if told is None and passed:
                 raise KeyboardInterrupt from None
-            raise told or _died(error) from None
+            raise _with_signal(told, error) if told is not None else _died(error) from None
 
 
 def _config(ranks: int) -> LaunchConfig:
@@ -84,7 +86,8 @@ def _run_rank(folder: str, entry: Callable[..., None], arguments: tuple[Any, ...
 
 def _tell(folder: Path, error: FullboreError) -> None:
     temporary = folder / f".{os.getpid()}"
-    told = {"kind": type(error).__name__, "text": str(error), "state": vars(error)}
+    state = error.state() if isinstance(error, RankError) else None
+    told = {"kind": type(error).__name__, "text": str(error), "state": state}
     temporary.write_text(json.dumps(told, default=str), encoding="utf-8")
     temporary.rename(folder / f"{os.getpid()}.json")
 
@@ -96,12 +99,22 @@ def _told(folder: Path) -> FullboreError | None:
         return None
     told = json.loads(files[0].read_text(encoding="utf-8"))
     if told["kind"] == "RankError":
-        return RankError(**{key: told["state"].get(key) for key in ("rank", "action", "cause")})
+        return RankError(**told["state"])
     kind: type[FullboreError] = getattr(errors, told["kind"], FullboreError)
     return kind(told["text"])
 
 
+def _with_signal(told: FullboreError, error: ChildFailedError) -> FullboreError:
+    """What the living ranks told of a dead one, with what only its parent knows: the signal."""
+    rank, failure = error.get_first_failure()
+    if not isinstance(told, RankError) or told.rank != rank or failure.exitcode >= 0:
+        return told
+    cause = told.cause.replace(DIED, f"it was killed by {failure.signal_name()}")
+    return RankError(**{**told.state(), "cause": cause})
+
+
 def _died(error: ChildFailedError) -> RankError:
+    """What is left to say where no rank told anything."""
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
         cause = f"it was killed by {failure.signal_name()}"
