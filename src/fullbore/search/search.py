@@ -18,16 +18,20 @@ from fullbore.errors import ConfigError
 from fullbore.ir import Schedule
 from fullbore.schedules.numbers import check_numbers
 from fullbore.search.bound import lower_bound
-from fullbore.search.candidates import Candidate, Job, Named, candidates
+from fullbore.search.candidates import Candidate, Job, Named, candidates, evaluated
 from fullbore.search.explore import Flow, draw, explore, flow_of, mutate
 from fullbore.search.improve import anneal, seed_kernels
 from fullbore.search.instance import Work, work_for
+from fullbore.search.pattern import repeated, settle
 from fullbore.search.tokens import Tokens, schedule_of
 
 __all__ = ["Found", "Limits", "Progress", "search"]
 
 _CLOSE = 1e-9  # this close to the bound a schedule is as good as it can be
 _SETTINGS = 200  # list schedules tried at a time
+_WAITS = 4000  # waits tried for a steady flow
+_STRETCHES = (1.0, 1.3, 1.03, 1.15, 1.08, 1.2, 1.5, 1.25, 2.0)  # of its period
+_STARTS = 4  # programs that local search starts from
 _ROUND = 20_000  # moves from hot to cold
 _STEPS = 20  # temperatures of a round
 _HOT, _COLD = 0.3, 0.01  # of the mean action's time
@@ -123,20 +127,24 @@ class _Arm:
         self.bound_s = lower_bound(candidate.instance, spans=spans)
         self.best = Tokens.empty(candidate.instance)
         self.best_s = math.inf
+        self.starts: dict[str, tuple[float, Tokens]] = {}
+        self.stretches = list(_STRETCHES)
         self.settings = np.zeros((0, 9))
         self.values = np.zeros(0)
         durations = candidate.instance.duration_s
         self.unit_s = float(durations[durations > 0].mean()) if durations.any() else 1.0
         if candidate.named:
-            self.take(candidate.named[0].tokens, candidate.named[0].value_s)
+            self.take("named", candidate.named[0].tokens, candidate.named[0].value_s)
 
     @property
     def is_done(self) -> bool:
         """Whether nothing better can be found here."""
         return self.best_s <= self.bound_s * (1 + _CLOSE)
 
-    def take(self, tokens: Tokens, value_s: float) -> None:
-        """Keep these programs if they are better."""
+    def take(self, source: str, tokens: Tokens, value_s: float) -> None:
+        """Keep these programs if they are better than all, or than all from this source."""
+        if value_s < self.starts.get(source, (math.inf, tokens))[0]:
+            self.starts[source] = (value_s, tokens.copy())
         if value_s < self.best_s:
             self.best, self.best_s = tokens.copy(), value_s
 
@@ -192,6 +200,8 @@ class _Run:
             for arm in self._arms:
                 if not arm.is_done:
                     self._explore(arm)
+                if not arm.is_done and arm.stretches:
+                    self._settle(arm, arm.stretches.pop(0))
             if math.isinf(self._best.best_s):
                 raise ConfigError(_too_tight(self._job))
 
@@ -202,34 +212,59 @@ class _Run:
             drawn = mutate(self._random, arm.settings, _SETTINGS)
         made = Tokens.empty(arm.instance)
         values = explore(arm.instance, arm.flow, drawn, arm.work, spans=self._job.spans, best=made)
-        arm.take(made, float(values.min()))
+        arm.take("list", made, float(values.min()))
         settings = np.concatenate([arm.settings, drawn])
         values = np.concatenate([arm.values, values])
         chosen = np.argsort(values, kind="stable")[:12]
         arm.settings, arm.values = np.ascontiguousarray(settings[chosen]), values[chosen]
         self._spent(8 * _SETTINGS)
 
+    def _settle(self, arm: _Arm, stretch: float) -> None:
+        """A steady flow with this period, as a share of the busiest rank's time."""
+        instance, period_s = arm.instance, arm.flow.period_s * stretch
+        if period_s == 0.0:
+            return
+        waits_s, times_s = np.zeros((3, instance.stages)), np.zeros((3, instance.stages))
+        chunk = arm.flow.chunk.astype(np.int64)
+        excess = settle(instance, period_s, chunk, waits_s, times_s, _WAITS)
+        if excess <= 0.0:
+            made = repeated(instance, times_s, period_s)
+            value_s = evaluated(instance, made, spans=self._job.spans)
+            if value_s is not None:
+                arm.take("flow", made, value_s)
+        self._spent(_WAITS)
+
     def step_through(self) -> None:
         """Every kernel once, whether it helps or not."""
         for arm in self._arms:
             self._explore(arm)
-            self._anneal(arm)
+            self._settle(arm, 1.0)
+            self._anneal(arm, arm.best)
 
     def improve(self) -> None:
-        """Local search on the arms, fewer and fewer of them."""
-        arms = [arm for arm in self._arms if math.isfinite(arm.best_s)]
-        keep = len(arms)
+        """Local search on the arms, fewer and fewer of them; from each kind of start first."""
+        starts = [
+            (value_s, arm, tokens)
+            for arm in self._arms
+            for value_s, tokens in arm.starts.values()
+            if arm.bound_s < self._best.best_s
+        ]
+        starts.sort(key=lambda start: start[0])
+        for _, arm, tokens in starts[:_STARTS]:
+            if not self._is_over() and not arm.is_done:
+                self._anneal(arm, tokens)
+        keep = _STARTS
         while not self._is_over():
-            arms.sort(key=lambda arm: arm.best_s)
-            arms = arms[: max(1, keep)]
-            keep = (keep + 1) // 2
-            for arm in arms:
-                if arm.bound_s < self._best.best_s and not self._is_over():
-                    self._anneal(arm)
+            keep = max(1, keep // 2)
+            arms = [arm for arm in self._arms if not arm.is_done]
+            arms = [arm for arm in arms if arm.bound_s < self._best.best_s]
+            for arm in sorted(arms, key=lambda arm: arm.best_s)[:keep]:
+                if not self._is_over():
+                    self._anneal(arm, arm.best)
 
-    def _anneal(self, arm: _Arm) -> None:
-        """One round from the arm's best programs, from hot to cold."""
-        now = arm.best.copy()
+    def _anneal(self, arm: _Arm, start: Tokens) -> None:
+        """One round from these programs, from hot to cold."""
+        now = start.copy()
         spans = self._job.spans
         for step in range(_STEPS):
             share = step / (_STEPS - 1)
