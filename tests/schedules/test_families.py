@@ -10,10 +10,10 @@ from fullbore.schedules import FAMILIES, build, gpipe, interleaved, looped_bfs, 
 
 
 def test_names_are_those_of_the_command_line_and_of_the_schedules() -> None:
-    assert [family.name for family in FAMILIES] == (
-        "gpipe 1f1b interleaved looped-bfs eager-1f1b zb-h1 zb-h2 zb-v v-half v-min gis gis-h hanayo "
-        "dualpipe-v dualpipe seq1f1b"
-    ).split()
+    assert [family.name for family in FAMILIES] == [
+        *("gpipe", "1f1b", "interleaved", "looped-bfs", "eager-1f1b", "zb-h1", "zb-h2", "zb-v"),
+        *("v-half", "v-min", "gis", "gis-h", "hanayo", "dualpipe-v", "dualpipe", "seq1f1b"),
+    ]
     for family in FAMILIES:
         assert build(family.name, ranks=2, microbatches=2).name == family.name
 
