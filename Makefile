@@ -9,6 +9,9 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Where there is no GPU this release is the CPU build; `make TORCH='torch==2.11.*' demo` overrides.
 TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch>=2.9,torch==2.13.0)
 
+# Processes that run tests; each test starts ranks of its own besides. `make WORKERS=0 test`: one.
+WORKERS ?= 2
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check install clean
 
@@ -21,7 +24,7 @@ demo: $(VENV)/.demo ## fine-tune a small language model under three schedules; w
 
 test: $(VENV)/.dev ## run all tests, the quick ones first
 	@echo "== tests: the quick ones first, then the slow ones"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev ## what CI runs: format, lint, types, import directions, tests
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -30,3 +31,14 @@ def browser_path() -> str:
             pytest.fail(reason)
         pytest.skip(reason)
     return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny language model, `model`, and text for it, `text.jsonl`."""
+    from tiny_text import write_model, write_text  # imports torch, which most tests do without
+
+    made = tmp_path_factory.mktemp("tiny")
+    write_model(made / "model")
+    write_text(made / "text.jsonl")
+    return made

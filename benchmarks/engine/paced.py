@@ -3,7 +3,7 @@
 Each stage's compute is a sleep of known length; processes, messages, autograd and the engine are
 real. Fullbore and torch.distributed.pipelining run in turn in one pool of processes, and so does
 the floor: the same order of actions over bare isend and irecv, each receive posted in advance, with
-sleeps and no autograd.
+sleeps and no autograd. DeepSpeed takes part where it is installed (see deepspeed_steps.py).
 
 Sleeping ranks take no core, so that 8 ranks can share two; what their messages and wake-ups cost
 there is part of the result. Run it on a machine that does nothing else.
@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import deepspeed_steps
 import pool
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
@@ -61,6 +63,16 @@ class Setting:
             virtual_stages=virtual_stages,
         )
 
+    def seconds(self, schedule: Schedule) -> dict[Kind, float]:
+        """Of one stage's actions; the halves of a split backward take as long as each other."""
+        v = schedule.virtual_stages
+        return {
+            Kind.F: self.forward_s / v,
+            Kind.B: self.backward_s / v,
+            Kind.I: self.backward_s / v / 2,
+            Kind.W: self.backward_s / v / 2,
+        }
+
     def stage(self, schedule: Schedule) -> PacedStage:
         """A stage that sleeps its share of the rank's time."""
         v = schedule.virtual_stages
@@ -79,21 +91,63 @@ def fullbore_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
     return lambda: void(pipe.step(x, x))
 
 
+class _InHalves(torch.autograd.Function):
+    """Its node is called once for each half of torch's split backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, half_s: float) -> torch.Tensor:
+        ctx.half_s = half_s
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        end_s = time.perf_counter() + ctx.half_s
+        result = torch.empty_like(gradient), torch.zeros(1), None
+        time.sleep(max(0.0, end_s - time.perf_counter()))
+        return result
+
+
+class TorchSplitStage(nn.Module):
+    """As PacedStage, for torch's own way to split a backward; there must be a weight."""
+
+    def __init__(self, *, forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self._forward_s, self._half_s = forward_s, backward_s / 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        end_s = time.perf_counter() + self._forward_s
+        if not x.requires_grad and torch.is_grad_enabled():
+            x = x.detach().requires_grad_()
+        result: torch.Tensor = _InHalves.apply(x, self.weight, self._half_s)
+        time.sleep(max(0.0, end_s - time.perf_counter()))
+        return result
+
+
 def torch_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
     """A step of torch.distributed.pipelining's schedule of the same name."""
     kinds: dict[str, Any] = {
         "gpipe": torch_schedules.ScheduleGPipe,
         "1f1b": torch_schedules.Schedule1F1B,
         "interleaved": torch_schedules.ScheduleInterleaved1F1B,
+        "zb-v": torch_schedules.ScheduleZBVZeroBubble,
     }
     device, x = torch.device("cpu"), setting.inputs()
+    paced = TorchSplitStage if schedule.splits_backward else PacedStage
+    seconds = setting.seconds(schedule)
+    held = schedule.placement.stages_of(rank)
     stages = [
-        PipelineStage(setting.stage(schedule), s, schedule.stages, device)
-        for s in schedule.placement.stages_of(rank)
+        PipelineStage(
+            paced(forward_s=seconds[Kind.F], backward_s=seconds[Kind.B]),
+            s,
+            schedule.stages,
+            device,
+        )
+        for s in held
     ]
-    given = stages if schedule.name == "interleaved" else stages[0]
+    given = stages if schedule.virtual_stages > 1 else stages[0]
     made = kinds[schedule.name](given, setting.microbatches, loss_fn=paced_loss)
-    first, last = rank == 0, rank == setting.ranks - 1
+    first, last = 0 in held, schedule.stages - 1 in held
 
     def step() -> None:
         made.step(*([x] if first else []), **({"target": x, "losses": []} if last else {}))
@@ -104,15 +158,14 @@ def torch_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
 def floor_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
     """The same actions as sleeps and bare messages: every receive is posted before the first."""
     program = insert_communication(schedule).programs[rank]
-    v, width = schedule.virtual_stages, setting.message_bytes // 4
+    width = setting.message_bytes // 4
     groups = {
         (a, b): dist.new_group([a, b])
         for a in range(setting.ranks)
-        for b in ((a - 1) % setting.ranks, (a + 1) % setting.ranks)
-        if a != b
+        for b in sorted({(a - 1) % setting.ranks, (a + 1) % setting.ranks} - {a})
     }
     rank_of = schedule.placement.stage_to_rank
-    seconds = {Kind.F: setting.forward_s / v, Kind.B: setting.backward_s / v}
+    seconds = setting.seconds(schedule)
     output = torch.zeros(width)
 
     def peer(action: Any) -> int:
@@ -144,7 +197,25 @@ def void(_: object) -> None:
     """Drop a result at once."""
 
 
-MAKERS = {"fullbore": fullbore_step, "torch": torch_step, "floor": floor_step}
+def deepspeed_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
+    """A step of DeepSpeed's; the order of its actions is its own."""
+    step = deepspeed_steps.deepspeed_step(setting.stage(schedule), setting.ranks, setting.inputs())
+    return lambda: void(step())
+
+
+MAKERS = {
+    "fullbore": fullbore_step,
+    "torch": torch_step,
+    "deepspeed": deepspeed_step,
+    "floor": floor_step,
+}
+
+
+def takes_part(engine: str, schedule: str) -> bool:
+    """Whether an engine is here and knows the schedule."""
+    if engine != "deepspeed":
+        return True
+    return schedule in deepspeed_steps.SCHEDULES and deepspeed_steps.is_installed()
 
 
 def measure(rank: int, setting: Setting) -> dict[str, list[float]]:
@@ -153,6 +224,7 @@ def measure(rank: int, setting: Setting) -> dict[str, list[float]]:
         (engine, name): maker(setting.schedule(name), setting, rank)
         for name in setting.names
         for engine, maker in MAKERS.items()
+        if takes_part(engine, name)
     }
     times: dict[str, list[float]] = {}
     for round_ in range(setting.rounds + 1):
@@ -173,13 +245,17 @@ def rows_of(setting: Setting, times: dict[str, list[float]]) -> list[dict[str, A
     rows = []
     busy_s = setting.microbatches * (setting.forward_s + setting.backward_s)
     for name, engine in product(setting.names, MAKERS):
+        if not takes_part(engine, name):
+            continue
         schedule = setting.schedule(name)
-        v = schedule.virtual_stages
+        seconds = setting.seconds(schedule)
         costs = Costs.uniform(
             stages=schedule.stages,
-            forward_s=setting.forward_s / v,
-            backward_s=setting.backward_s / v,
+            forward_s=seconds[Kind.F],
+            input_grad_s=seconds[Kind.I],
+            weight_grad_s=seconds[Kind.W],
         )
+        actions = sum(int((p.kind < Kind.SEND_F).sum()) for p in schedule.programs)
         ideal = summarize(simulate(schedule, costs), schedule)
         step_s = statistics.median(times[f"{engine} {name}"])
         bubble = 1 - busy_s / step_s
@@ -196,7 +272,7 @@ def rows_of(setting: Setting, times: dict[str, list[float]]) -> list[dict[str, A
                 "points_above_theory": 100 * (bubble - ideal.bubble_fraction),
                 "excess_us_an_action": 1e6
                 * (step_s - ideal.makespan_s)
-                / (2 * setting.microbatches * v),
+                / (actions / setting.ranks),
             }
         )
     return rows

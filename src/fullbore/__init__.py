@@ -12,10 +12,10 @@ works, and starts fast, where torch is not installed.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from fullbore.errors import FullboreError
 
+TYPE_CHECKING = False  # typing would delay the moment from which Ctrl-C is quiet
 if TYPE_CHECKING:
     from fullbore import (
         cost,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         passes,
         runtime,
         schedules,
+        search,
         sim,
         timeline,
         train,
@@ -50,6 +51,7 @@ __all__ = [
     "passes",
     "runtime",
     "schedules",
+    "search",
     "sim",
     "timeline",
     "train",

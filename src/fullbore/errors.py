@@ -18,6 +18,11 @@ a traceback and exits with status 2 (1 where a check was asked for and failed).
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # typing itself takes longer to import than the rest together
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -76,19 +81,43 @@ class PipelineError(FullboreError):
 class RankError(PipelineError):
     """A step that failed because of one rank.
 
-    `rank` is the pipeline rank where the failure began and `action` what it was doing (both None
-    where nobody could tell); `cause` is the original error as text.
+    `rank` is the number of the rank where the failure began (its pipeline rank; with a mesh, its
+    rank in the default group) and `action` what it was doing (both None where nobody could tell);
+    `cause` is the original error as text. `step` is the number of the step in hand, from 1 (where
+    `evaluating`: of the step that comes next). `story` has one line a rank about what each was
+    doing, and says where the flight records lie; `reporter` is the rank that composed it for all.
     """
 
-    def __init__(self, *, rank: int | None, action: str | None, cause: str) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int | None,
+        action: str | None,
+        cause: str,
+        step: int | None = None,
+        evaluating: bool = False,
+        story: Sequence[str] = (),
+        reporter: int | None = None,
+    ) -> None:
         self.rank, self.action, self.cause = rank, action, cause
+        self.step, self.evaluating, self.story = step, evaluating, tuple(story)
+        self.reporter = reporter
         who = "a rank" if rank is None else f"rank {rank}"
-        doing = "" if action is None else f" in {action}"
-        super().__init__(f"{who} failed{doing}: {cause}")
+        when = None if step is None else f"step {step}"
+        if when and evaluating:
+            when = f"an evaluation before {when}"
+        where = " of ".join(part for part in (action, when) if part)
+        doing = f" in {where}" if where else ""
+        super().__init__("\n".join([f"{who} failed{doing}: {cause}", *self.story]))
+
+    def state(self) -> dict[str, Any]:
+        """What makes the same error again: RankError(**state)."""
+        told = ("rank", "action", "cause", "step", "evaluating", "story", "reporter")
+        return {name: getattr(self, name) for name in told}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rank_error, (self.rank, self.action, self.cause)
+        return _rank_error, (self.state(),)
 
 
-def _rank_error(rank: int | None, action: str | None, cause: str) -> RankError:
-    return RankError(rank=rank, action=action, cause=cause)
+def _rank_error(state: dict[str, Any]) -> RankError:
+    return RankError(**state)

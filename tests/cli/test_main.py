@@ -160,3 +160,29 @@ def test_a_terminal_that_knows_ascii_only_gets_question_marks():
     printed, said = child.communicate(timeout=50)
     assert (child.returncode, said) == (0, b"")
     assert printed.startswith(b"interleaved: 2 ranks ? 2 stages")
+
+
+INTERRUPTED = """
+import os, signal, sys
+import fullbore.__main__ as command
+
+class Interrupts:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts)
+sys.argv[1:] = ["simulate", "gpipe", "-p", "2", "-m", "2"]
+command.run()
+"""
+
+
+@pytest.mark.parametrize("name", ["fullbore.cli.main", "typer", "fullbore.sim.engine"])
+def test_ctrl_c_is_quiet_from_the_first_moment(name):
+    """While the command line is loaded, while its libraries are, and while it works."""
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(name=name)], capture_output=True, timeout=50
+    )
+    assert ended.returncode == 130
+    assert b"Traceback" not in ended.stderr

@@ -9,96 +9,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from tiny_text import write_model, write_text
-
-PATIENCE_S = 55
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    write_model(made / "model")
-    write_text(made / "text.jsonl")
-    return made
-
-
-def flags(folder: Path, **changes: object) -> list[str]:
-    values = {
-        "model": folder / "model",
-        "data": folder / "text.jsonl",
-        "data-cache-path": folder / "cache",
-        "seq-length": 16,
-        "global-batch-size": 4,
-        "lr": 0.001,
-        "threads": 1,
-        "device": "cpu",
-        **{name.replace("_", "-"): value for name, value in changes.items()},
-    }
-    return [part for name, value in values.items() for part in (f"--{name}", str(value))]
-
-
-FULLBORE = [sys.executable, "-m", "fullbore"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-
-
-@contextmanager
-def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own; whatever is left of it is killed."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    try:
-        yield process
-    finally:
-        family = [process.pid, *(child.pid for child in _children(process))]
-        for pid in family:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-
-
-def _children(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    try:
-        return psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def ran(command: list[str]) -> tuple[int, str]:
-    """Exit status and everything said."""
-    with started(command) as process:
-        said, _ = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, said
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-
-
-def wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> None:
-    """Until the run in this folder has written down this many lines more."""
-    wanted = len(metrics(run)) + steps
-    deadline_s = time.monotonic() + PATIENCE_S
-    while len(metrics(run)) < wanted:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline_s, "no steps"
-        time.sleep(0.05)
-
+from command_runs import (
+    FULLBORE,
+    PATIENCE_S,
+    TORCHRUN,
+    children,
+    flags,
+    metrics,
+    ran,
+    started,
+    wait_for_steps,
+)
 
 # -- processes -------------------------------------------------------------------------------
 
@@ -126,6 +52,22 @@ def test_ctrl_c_saves_and_leaves(stopped: tuple[Path, str], tmp_path: Path) -> N
     status, said = ran([*FULLBORE, "export", str(run), str(tmp_path / "exported")])
     assert status == 0, said
     assert (tmp_path / "exported" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.2, 1.0])
+def test_ctrl_c_while_ranks_start_is_quiet(folder: Path, tmp_path: Path, after_s: float) -> None:
+    command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
+    with started(command) as process:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not any("spawn_main" in str(child.cmdline()) for child in children(process)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        time.sleep(after_s)
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in said and "KeyboardInterrupt" not in said, said
+    assert process.returncode == 130 or "stopped after step" in said
 
 
 @pytest.mark.slow
@@ -164,28 +106,9 @@ def test_sigterm_to_the_launcher_alone_saves_too(folder: Path, tmp_path: Path) -
         wait_for_steps(process, tmp_path, 1)
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=PATIENCE_S)
-        assert not _children(process)
+        assert not children(process)
     assert process.returncode == 0, said
     assert (tmp_path / (tmp_path / "latest").read_text() / "run.json").exists()
-
-
-@pytest.mark.slow
-def test_a_killed_rank_ends_the_run_with_its_name(folder: Path, tmp_path: Path) -> None:
-    options = flags(folder, save=tmp_path, train_iters=100000, save_interval=2)
-    with started([*FULLBORE, "train", *options, "-p", "2"]) as process:
-        wait_for_steps(process, tmp_path, 4)
-        ranks = [child for child in _children(process) if _uses_torch(child)]
-        os.kill(max(ranks, key=lambda child: child.create_time()).pid, signal.SIGKILL)
-        said, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 2, said
-    last = said.strip().splitlines()[-1]
-    assert last.startswith("fullbore: rank ") and "failed" in last
-    status, said = ran([*FULLBORE, "export", str(tmp_path), str(tmp_path / "exported")])
-    assert status == 0, said
-
-
-def _uses_torch(process: psutil.Process) -> bool:
-    return "spawn_main" in " ".join(process.cmdline())
 
 
 @pytest.mark.slow
@@ -318,6 +241,9 @@ def test_unknown_keys_are_named_with_what_was_meant(
     found = fullbore("train", "--config", config)
     assert found.status == 2
     assert "unknown key micro_batchsize; did you mean micro_batch_size" in found.err
+    config.write_text("train-iters: 1\ntrain_iters: 5\n", encoding="utf-8")
+    result = fullbore("train", "--config", config)
+    assert result.status == 2 and "train-iters and train_iters are the same" in result.err
     config.write_text("model: [unclosed", encoding="utf-8")
     assert "cannot read the configuration" in fullbore("train", "--config", config).err
     assert "ends in .toml" in fullbore("train", "--config", tmp_path / "run.ini").err

@@ -60,5 +60,5 @@ def test_peer_5_recomputation(ranks: int) -> None:
 @pytest.mark.slow
 def test_a_failure_between_the_halves_leaves_nothing() -> None:
     for found in run_ranks(fails_in_an_input_half, 2, 2, Case("1f1b", 4, delay=2)):
-        assert "rank 0 failed in 0I1: ValueError: on purpose" in found["error"]
+        assert "rank 0 failed in 0I1 of step 2: ValueError: on purpose" in found["error"]
         assert found["wrong"] == [] and found["linear is torch's"]

@@ -552,8 +552,12 @@ class Keeps(Block):
 SIZE = 30_000  # rows: more than the kernel's buffers hold, so that messages wait at their sender
 
 
-def kept_memory(rank: int, kind: str) -> dict[str, Any]:
-    """What the last stage got, and what it gets in one process."""
+def kept_memory(rank: int, kinds: list[str]) -> list[tuple[str, int]]:
+    """Kinds and microbatches for which the last stage got something else than in one process."""
+    return [(kind, m) for kind in kinds for m in _kept_memory(rank, kind)]
+
+
+def _kept_memory(rank: int, kind: str) -> list[int]:
     schedule = make(("gpipe", 5, None), 2)
     torch.manual_seed(3)
     stages = [Keeps(kind, 0.0), Keeps("none", 0.03)]
@@ -577,4 +581,4 @@ def kept_memory(rank: int, kind: str) -> dict[str, Any]:
                 for m, output in enumerate(result.outputs)
                 if not torch.allclose(output[0], wanted[m], rtol=1e-6)
             ]
-    return {"wrong": wrong}
+    return wrong

@@ -12,7 +12,7 @@ import pickle
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -50,11 +50,19 @@ def run_ranks(
 
 
 def run_outcomes(
-    job: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 55.0, **kwargs: Any
+    job: Callable[..., Any],
+    ranks: int,
+    *args: Any,
+    timeout_s: float = 55.0,
+    lost: Sequence[int] = (),
+    **kwargs: Any,
 ) -> list[Outcome]:
-    """As `run_ranks`, but failures are part of the result."""
+    """As `run_ranks`, but failures are part of the result.
+
+    lost: ranks that give nothing, being stopped; they are killed once the others are done.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        return _run(job, ranks, args, kwargs, os.path.join(folder, "store"), timeout_s)
+        return _run(job, ranks, args, kwargs, os.path.join(folder, "store"), timeout_s, lost)
 
 
 def _run(
@@ -64,6 +72,7 @@ def _run(
     kwargs: dict[str, Any],
     store: str,
     timeout_s: float,
+    lost: Sequence[int],
 ) -> list[Outcome]:
     started_s = time.monotonic()
     pipes = [_context.Pipe(duplex=False) for _ in range(ranks)]
@@ -79,7 +88,7 @@ def _run(
         writer.close()
     outcomes: dict[int, Outcome] = {}
     try:
-        readers = {reader: rank for rank, (reader, _) in enumerate(pipes)}
+        readers = {reader: rank for rank, (reader, _) in enumerate(pipes) if rank not in lost}
         while readers and (left_s := started_s + timeout_s - time.monotonic()) > 0:
             for ready in wait(list(readers), left_s):
                 rank = readers.pop(ready)
@@ -91,6 +100,7 @@ def _run(
             if process.is_alive():
                 process.kill()
                 process.join()
+    outcomes |= {rank: Outcome(died=processes[rank].exitcode) for rank in lost}
     missing = sorted(set(range(ranks)) - set(outcomes))
     if missing:
         raise TimeoutError(f"ranks {missing} gave nothing within {timeout_s} s")

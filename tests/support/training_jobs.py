@@ -19,9 +19,10 @@ from fullbore.train.optimizer import learning_rate
 from fullbore.train.place import mesh_of
 from fullbore.train.settings import TrainSettings
 from fullbore.train.sources import read_tokenizer
+from fullbore.train.stages import token_loss
 from fullbore.train.team import Team
 from fullbore.train.text import tokenize
-from fullbore.train.trainer import Trainer, token_loss
+from fullbore.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 
@@ -68,6 +69,16 @@ def make_trainer(settings: TrainSettings, rank: int, **options: Any) -> Trainer:
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """This rank's main weights and optimizer state, by global names."""
     return {name: value.clone() for name, value in trainer.optimizer.state().items()}
+
+
+def merged(results: list[Any]) -> dict[str, torch.Tensor]:
+    """All ranks' weights from `run_steps`; copies of one weight must be equal to the bit."""
+    found: dict[str, torch.Tensor] = {}
+    for _, _, weights in results:
+        for name, weight in weights.items():
+            assert name not in found or torch.equal(found[name], weight), name
+            found[name] = weight
+    return found
 
 
 def run_steps(
@@ -172,6 +183,42 @@ def poison(rank: int, settings: TrainSettings) -> tuple[str, bool]:
         same = all(torch.equal(after[n], before[n]) for n in after if "exp_avg" in n)
         return str(error), same
     return "nothing was raised", False
+
+
+def loads(rank: int, many: list[TrainSettings], *, load: Path) -> list[dict[str, torch.Tensor]]:
+    """For each settings what a trainer has read from a checkpoint."""
+    found = []
+    for settings in many:
+        trainer = make_trainer(settings, rank)
+        trainer.resume(load)
+        found.append(weights_of(trainer))
+        trainer.close()
+    return found
+
+
+class FrozenTrainer(Trainer):
+    """A trainer whose embedding is not trained."""
+
+    def _build_stages(self) -> Any:
+        stages = super()._build_stages()
+        for stage in stages.values():
+            for name, weight in stage.named_parameters():
+                weight.requires_grad_("embed" not in name)
+        return stages
+
+
+def frozen_run(settings: TrainSettings, *, steps: int, load: Path | None) -> dict[str, Any]:
+    """Losses and all weights of a run with a frozen embedding."""
+    trainer = FrozenTrainer(settings, Team(), device=CPU, cores=2, record=False)
+    if load is not None:
+        trainer.resume(load)
+    losses = [trainer.train_step().loss for _ in range(steps)]
+    trainer.save()
+    trainer.close()
+    weights = {
+        n: p.detach().clone() for s in trainer.stages.values() for n, p in s.named_parameters()
+    }
+    return {"losses": losses, "weights": weights}
 
 
 def train_plainly(settings: TrainSettings, *, steps: int) -> tuple[list[float], list[float]]:

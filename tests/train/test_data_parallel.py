@@ -10,7 +10,6 @@ import pytest
 import torch
 import training_jobs as jobs
 from ranks import run_ranks as run_ranks_for
-from tiny_text import write_model, write_text
 
 from fullbore.errors import ConfigError
 from fullbore.train.checkpoint import find_checkpoint, read_progress
@@ -19,24 +18,6 @@ from fullbore.train.optimizer import owners_of
 # Each start imports transformers on every rank, which takes long where others want the cores.
 pytestmark = pytest.mark.timeout(300)
 run_ranks = partial(run_ranks_for, timeout_s=100)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    write_model(made / "model")
-    write_text(made / "text.jsonl")
-    return made
-
-
-def merged(parts: list[Any]) -> dict[str, torch.Tensor]:
-    """All ranks' weights by name; copies of one weight must be equal to the bit."""
-    found: dict[str, torch.Tensor] = {}
-    for _, _, weights in parts:
-        for name, weight in weights.items():
-            assert name not in found or torch.equal(found[name], weight), name
-            found[name] = weight
-    return found
 
 
 def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
@@ -82,22 +63,22 @@ def test_replicas_train_and_resume_as_one_process(folder: Path, tmp_path: Path) 
         assert found_norms == pytest.approx(norms, rel=1e-4)
 
     assert [part[:2] for part in sharded] == [part[:2] for part in plain]
-    assert same(merged(sharded), merged(plain))
+    assert same(jobs.merged(sharded), jobs.merged(plain))
     assert [part[:2] for part in late] == [part[:2] for part in plain]  # clipped, too: see above
-    assert same(merged(late), merged(plain))
+    assert same(jobs.merged(late), jobs.merged(plain))
     sizes = [sum(t.numel() for n, t in part[2].items() if "exp_avg" in n) for part in sharded]
     whole = [sum(t.numel() for n, t in part[2].items() if "exp_avg" in n) for part in plain]
     assert sizes[0] + sizes[1] == whole[0] and max(sizes[:2]) < 0.75 * whole[0]
 
     progress = read_progress(find_checkpoint(tmp_path / "run"))
     assert (progress.ranks, progress.replicas, progress.sequences) == (4, 2, 24)
-    saved, whole_run = merged(begun), merged(sharded)
+    saved, whole_run = jobs.merged(begun), jobs.merged(sharded)
     for name, loaded, gone_on in zip(LAYOUTS, rest[::2], rest[1::2], strict=True):
-        assert same(merged(loaded), saved), name
+        assert same(jobs.merged(loaded), saved), name
         assert gone_on[0][0] == pytest.approx(plain[0][0][3:], rel=1e-5), name
-        for weight, value in merged(gone_on).items():
+        for weight, value in jobs.merged(gone_on).items():
             torch.testing.assert_close(value, whole_run[weight], rtol=1e-3, atol=1e-5)
-    assert same(merged(rest[1]), whole_run)  # the same layout: to the bit
+    assert same(jobs.merged(rest[1]), whole_run)  # the same layout: to the bit
 
 
 def test_held_out_loss_is_the_same_over_replicas(folder: Path) -> None:

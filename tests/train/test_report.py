@@ -9,21 +9,12 @@ from pathlib import Path
 import pytest
 import training_jobs as jobs
 from rich.console import Console
-from tiny_text import write_model, write_text
 
 from fullbore.errors import ConfigError
 from fullbore.train.loop import train
 from fullbore.train.report import Reporter
 from fullbore.train.team import Team
 from fullbore.train.trainer import Trainer
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    write_model(made / "model")
-    write_text(made / "text.jsonl")
-    return made
 
 
 def run(folder: Path, *, cores: int = 2, terminal: bool = False, **changes: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,32 +11,17 @@ import pytest
 import torch
 import training_jobs as jobs
 from ranks import run_ranks as run_ranks_for
-from tiny_text import write_model, write_text
+from tiny_text import write_model
 
+from fullbore.errors import ConfigError
 from fullbore.train.checkpoint import find_checkpoint, read_progress
 from fullbore.train.export import export
+from fullbore.train.plan import make_plan
+from fullbore.train.sources import read_config
 
 # Each start of two ranks imports transformers twice, which takes long where others want the cores.
 pytestmark = pytest.mark.timeout(300)
 run_ranks = partial(run_ranks_for, timeout_s=100)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    write_model(made / "model")
-    write_text(made / "text.jsonl")
-    return made
-
-
-def merged(results: list[Any]) -> dict[str, torch.Tensor]:
-    """All ranks' weights by name; copies of one weight must be equal to the bit."""
-    found: dict[str, torch.Tensor] = {}
-    for _, _, weights in results:
-        for name, weight in weights.items():
-            assert name not in found or torch.equal(found[name], weight), name
-            found[name] = weight
-    return found
 
 
 @pytest.mark.slow
@@ -107,7 +93,7 @@ def test_a_resumed_run_is_the_run_that_went_on(folder: Path, tmp_path: Path) -> 
     begun = run_ranks(jobs.run_steps, 2, settings, steps=3, save=True)
     resumed = run_ranks(jobs.run_steps, 2, settings, steps=3, load=tmp_path / "run")
     assert begun[0][0] + resumed[0][0] == through[0][0]
-    wanted, found = merged(through), merged(resumed)
+    wanted, found = jobs.merged(through), jobs.merged(resumed)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -124,9 +110,52 @@ def test_a_run_goes_on_at_another_number_of_ranks(folder: Path, tmp_path: Path) 
     for name, weight in wanted.items():
         torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=1e-6)
     back = jobs.run_steps(0, one, steps=0, load=tmp_path / "run", save=True)[2]
-    again = merged(run_ranks(jobs.run_steps, 2, two, steps=0, load=tmp_path / "one"))
+    again = jobs.merged(run_ranks(jobs.run_steps, 2, two, steps=0, load=tmp_path / "one"))
     assert again.keys() == back.keys()
     assert all(torch.equal(again[name], back[name]) for name in back)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_read_the_same_by_any_cut_and_schedule(
+    folder: Path, tmp_path: Path
+) -> None:
+    def settings(schedule: str, v: int | None, ranks: int = 2) -> Any:
+        return jobs.settings_for(
+            folder,
+            save=tmp_path / "run",
+            pipeline_model_parallel_size=ranks,
+            schedule=schedule,
+            num_virtual_stages_per_pipeline_rank=v,
+        )
+
+    saved = jobs.merged(
+        run_ranks(jobs.run_steps, 2, settings("interleaved", 2), steps=2, save=True)
+    )
+    many = [settings("1f1b", None), settings("gpipe", None), settings("looped-bfs", 2)]
+    read = run_ranks(jobs.loads, 2, many, load=tmp_path / "run")
+    alone = jobs.loads(0, [settings("1f1b", None, ranks=1)], load=tmp_path / "run")
+    for found in (*zip(*read, strict=True), alone):
+        again = jobs.merged([(None, None, weights) for weights in found])
+        assert again.keys() == saved.keys()
+        assert all(torch.equal(again[name], saved[name]) for name in saved)
+
+
+def test_frozen_weights_go_into_checkpoints(folder: Path, tmp_path: Path) -> None:
+    """A resumed run has them from there, whatever the model's folder says by then."""
+    model = write_model(tmp_path / "model", tie_word_embeddings=False)
+    settings = jobs.settings_for(
+        folder, model=str(tmp_path / "model"), save=tmp_path / "run", train_iters=4
+    )
+    through = jobs.frozen_run(settings, steps=4, load=None)
+    shutil.rmtree(tmp_path / "run")
+    begun = jobs.frozen_run(settings, steps=2, load=None)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.add_(1.0)
+    model.save_pretrained(tmp_path / "model")
+    resumed = jobs.frozen_run(settings, steps=2, load=tmp_path / "run")
+    assert begun["losses"] + resumed["losses"] == through["losses"]
+    for name, weight in through["weights"].items():
+        assert torch.equal(resumed["weights"][name], weight), name
 
 
 @pytest.mark.slow
@@ -170,10 +199,17 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_whole(folder: Path, tmp_pat
     said = run_ranks(jobs.fill_the_disk, 2, settings)
     assert said[0] == said[1]
     assert said[0].startswith("CheckpointError: the checkpoint of step 2 could not be written")
-    assert "File too large" in said[0]
+    assert "File too large" in said[0] and " MB left" in said[0]
     assert f"{tmp_path / 'iter_0000001'}, is whole" in said[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000001", "latest"]
     export(tmp_path, tmp_path / "exported")
+
+
+def test_more_positions_than_the_model_has_are_refused(folder: Path) -> None:
+    most = read_config(folder / "model").max_position_embeddings
+    make_plan(jobs.settings_for(folder, seq_length=most), folder / "model")
+    with pytest.raises(ConfigError, match=f"the nearest legal value is {most}"):
+        make_plan(jobs.settings_for(folder, seq_length=most + 1), folder / "model")
 
 
 @pytest.mark.parametrize("barrier", [True, False])
@@ -182,7 +218,8 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_spreads(
 ) -> None:
     settings = jobs.settings_for(folder, pipeline_model_parallel_size=2, optimizer_barrier=barrier)
     for said, untouched in run_ranks(jobs.poison, 2, settings):
-        assert "the loss of step 2 is nan" in said
+        assert said.startswith("rank 1 failed in 1F0 of step 2: the loss of step 2 is nan ")
+        assert "(microbatches 0, 1, 2, 3)" in said and "last actions of every rank" in said
         assert untouched
 
 

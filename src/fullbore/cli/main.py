@@ -21,6 +21,7 @@ from fullbore.cli.compare import compare
 from fullbore.cli.export import export
 from fullbore.cli.help import GroupedCommand
 from fullbore.cli.schedules import schedules
+from fullbore.cli.search import search
 from fullbore.cli.show import show
 from fullbore.cli.simulate import simulate
 from fullbore.cli.train import train
@@ -28,7 +29,7 @@ from fullbore.errors import FullboreError
 
 __all__ = ["app", "main"]
 
-COMMANDS = (schedules, show, simulate, check, train, compare, export)
+COMMANDS = (schedules, show, simulate, search, check, train, compare, export)
 
 app = typer.Typer(
     name="fullbore",
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except FullboreError as error:
         print(f"fullbore: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # where typer does not catch it
+        sys.exit(130)
     except OSError as error:
         if error.errno not in (ENOSPC, EPIPE) or error.filename is not None:
             raise

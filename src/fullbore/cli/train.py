@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fullbore.cli import training_options as flags
 from fullbore.cli.place import is_under_torchrun, place_here, processes
+from fullbore.errors import RankError
 
 if TYPE_CHECKING:
     from fullbore.train.settings import TrainSettings
@@ -54,6 +56,8 @@ def train(
     bf16: flags.Bf16 = None,
     device: flags.Device = None,
     threads: flags.Threads = None,
+    stall_timeout: flags.StallTimeout = None,
+    distributed_timeout_minutes: flags.DistributedTimeout = None,
     config: flags.Config = None,
     save: flags.Save = None,
     save_interval: flags.SaveInterval = None,
@@ -93,7 +97,7 @@ def _with_replicas(values: dict[str, Any]) -> dict[str, Any]:
 def _run(settings: TrainSettings) -> None:
     """Join as a rank of torchrun's, be the only rank, or start the ranks."""
     if is_under_torchrun():
-        _be_rank(settings)
+        _be_one_of_many(settings)
         return
     _check_before_launch(settings)
     if settings.world_size == 1:
@@ -114,6 +118,16 @@ def _check_before_launch(settings: TrainSettings) -> None:
     layers = count_layers(folder)
     if layers is not None:
         settings.shape(layers).build()
+
+
+def _be_one_of_many(settings: TrainSettings) -> None:
+    """This process as a rank of torchrun's: what all ranks raise is told once on each machine."""
+    try:
+        _be_rank(settings)
+    except RankError as error:
+        if place_here().speaks_of(error):
+            raise
+        sys.exit(2)
 
 
 def _be_rank(settings: TrainSettings) -> None:

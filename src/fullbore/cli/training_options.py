@@ -23,6 +23,7 @@ __all__ = [
     "DataParallelSize",
     "Device",
     "DistributedOptimizer",
+    "DistributedTimeout",
     "EvalInterval",
     "EvalIters",
     "Export",
@@ -53,6 +54,7 @@ __all__ = [
     "Seed",
     "SeqLength",
     "StageLayers",
+    "StallTimeout",
     "TensorboardDir",
     "Threads",
     "TrainIters",
@@ -294,6 +296,24 @@ Device = Annotated[
 Threads = Annotated[
     int | None,
     option(STEPS, "--threads", metavar="N", help="A rank; cores / ranks if not given."),
+]
+StallTimeout = Annotated[
+    float | None,
+    option(
+        STEPS,
+        "--stall-timeout",
+        metavar="SECONDS",
+        help="After this long without movement, say who waits for whom; 60.",
+    ),
+]
+DistributedTimeout = Annotated[
+    float | None,
+    option(
+        STEPS,
+        "--distributed-timeout-minutes",
+        metavar="X",
+        help="After this long a rank gives up waiting for another; 30.",
+    ),
 ]
 Config = Annotated[
     Path | None,

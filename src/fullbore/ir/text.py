@@ -34,9 +34,17 @@ def to_text(schedule: Schedule) -> str:
 def read_text(path: str | PathLike[str]) -> str:
     """The text of a schedule file; NotationError where it cannot be read as text."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        data = Path(path).read_bytes()
+    except OSError as error:
         raise NotationError(f"cannot read {path}: {error}") from error
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode()
+        line, column = before.count("\n") + 1, before.rpartition("\n")[2].count(",") + 1
+        raise NotationError(
+            f"cannot read {path}: line {line}, column {column} is not text: {error}"
+        ) from error
 
 
 def from_text(text: str, *, name: str = "csv") -> Schedule:
@@ -62,7 +70,7 @@ def _row(line: str, number: int) -> list[Action]:
     actions: list[Action] = []
     for column, cell in enumerate(line.split(","), start=1):
         try:
-            actions.extend(_cell(cell.strip().strip('"')))
+            actions.extend(_cell(cell.strip()))
         except NotationError as error:
             raise NotationError(f"line {number}, column {column}: {error}") from None
     if not actions:
@@ -71,6 +79,8 @@ def _row(line: str, number: int) -> list[Action]:
 
 
 def _cell(cell: str) -> list[Action]:
+    if cell.startswith('"') and cell.endswith('"') and len(cell) > 1:
+        cell = cell[1:-1].strip()
     if not cell or _SHARDING.fullmatch(cell):
         return []
     pair = _OVERLAP.fullmatch(cell)
@@ -109,7 +119,7 @@ def _locate(rows: list[str], what: str, value: int) -> str:
         f"line {number}, column {column}"
         for number, line in enumerate(rows, start=1)
         for column, cell in enumerate(line.split(","), start=1)
-        for action in _cell(cell.strip().strip('"'))
+        for action in _cell(cell.strip())
         if getattr(action, what) == value
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from fullbore.runtime.batch import Batch
@@ -40,6 +41,11 @@ class Ahead:
         self.weights = weights
         self._session, self._batch = session, batch
         self._counted = counted_here(weights, session.tied, is_first_replica=is_first_replica)
+
+    @property
+    def losses(self) -> list[torch.Tensor]:
+        """Of the microbatches, where the last stage is on this rank; else none."""
+        return self._batch.losses.tensors()
 
     def begin_totals(self, votes: float) -> Callable[[], Totals]:
         """Begin to add up what decides about the step; the result waits for all ranks.

@@ -1,32 +1,65 @@
-"""What ranks check of a pipeline's arguments before they work together.
+"""What a pipeline's arguments must be, judged by each rank and then by all of them together.
 
 Where any rank's arguments are wrong, or those differ that all must share, every rank refuses with
-the same words.
+the same words, before anything is wired.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from fullbore.errors import FullboreError, PipelineError
 from fullbore.ir import Kind, Schedule
-from fullbore.runtime.session import Setup
+from fullbore.runtime.argument_kinds import is_duration, objection_to_kinds
+from fullbore.runtime.meeting import Patience, Said
 from fullbore.runtime.sharded import objection_to_shards
 from fullbore.runtime.tied import find_copies
-from fullbore.runtime.wiring import Rendezvous, Wiring
+from fullbore.runtime.watchdog import OnStall, log_stall
+from fullbore.runtime.wiring import Rendezvous
+from fullbore.verify import check
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["agree_on_arguments", "meet"]
+    from fullbore.runtime.recompute import Recompute
+
+__all__ = ["Arguments", "Judgement", "judge", "patience_of", "rendezvous_of"]
 
 
-def meet(
+# Arguments that must be the same on all ranks, beside those that are told in words of their own.
+_SHARED = (
+    "reduction",
+    "overlap_p2p",
+    "static_shapes",
+    "main_grad_dtype",
+    "reduce_dtype",
+    "record",
+)
+_DEFAULT_TIMEOUT_S = 1800.0
+
+
+def patience_of(
+    timeout_s: float, stall_timeout_s: float | None, on_stall: OnStall | None
+) -> Patience:
+    """How long to wait for other ranks; where these make no sense, which `judge` will say, half
+    an hour in silence.
+    """
+    return Patience(
+        timeout_s=timeout_s if is_duration(timeout_s) else _DEFAULT_TIMEOUT_S,
+        stall_s=stall_timeout_s if is_duration(stall_timeout_s) else None,
+        on_stall=on_stall if callable(on_stall) else log_stall,
+    )
+
+
+def rendezvous_of(
     schedule: Schedule,
     group: dist.ProcessGroup | None,
     mesh: DeviceMesh | None,
@@ -34,99 +67,177 @@ def meet(
 ) -> Rendezvous:
     """Where the ranks of a pipeline meet: a mesh, a group, the default group, or one rank alone."""
     if mesh is not None:
-        return _of_right_size(Rendezvous.of_mesh(mesh, timeout=timeout), schedule, 'mesh "pp"')
+        return Rendezvous.of_mesh(mesh, timeout=timeout)
     if group is None and not dist.is_initialized():
+        if not isinstance(schedule, Schedule):
+            raise PipelineError(f"schedule is a fullbore Schedule, not {schedule!r:.60}")
         if schedule.ranks > 1:
             raise PipelineError(
                 f"the schedule has {schedule.ranks} ranks, but torch.distributed is not "
                 "initialized: start the ranks with torchrun and call init_process_group first"
             )
         return Rendezvous(store=HashStore(), rank=0, ranks=1, timeout=timeout)
-    return _of_right_size(Rendezvous.of(group, timeout=timeout), schedule, "process group")
+    return Rendezvous.of(group, timeout=timeout)
 
 
-def _of_right_size(rendezvous: Rendezvous, schedule: Schedule, what: str) -> Rendezvous:
-    if rendezvous.ranks != schedule.ranks:
-        raise PipelineError(
-            f"the schedule has {schedule.ranks} ranks, but the {what} {rendezvous.ranks}: "
-            f"start {schedule.ranks} processes, or make a schedule for {rendezvous.ranks} ranks"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """One rank's arguments, as far as they can be wrong.
+
+    group_and_mesh: whether both were given. others: the rest of `Pipeline`'s, by name.
+    """
+
+    stages: Mapping[int, nn.Module]
+    schedule: Schedule
+    rendezvous: Rendezvous
+    group_and_mesh: bool
+    tied: Sequence[Mapping[int, str]]
+    recompute: Recompute
+    others: Mapping[str, Any]
+
+    @staticmethod
+    def of(given: Mapping[str, Any], rendezvous: Rendezvous) -> Arguments:
+        """given: all of `Pipeline`'s arguments by name."""
+        apart = ("self", "stages", "schedule", "group", "mesh", "tied", "recompute")
+        return Arguments(
+            stages=given["stages"],
+            schedule=given["schedule"],
+            rendezvous=rendezvous,
+            group_and_mesh=given["group"] is not None and given["mesh"] is not None,
+            tied=given["tied"],
+            recompute=given["recompute"],
+            others={name: value for name, value in given.items() if name not in apart},
         )
-    return rendezvous
 
 
-def agree_on_arguments(wiring: Wiring, setup: Setup, *, record: bool) -> None:
-    """Refuse on every rank what is wrong on any, and what is not the same on all."""
-    world, ranks = wiring.world, setup.rendezvous.ranks
-    said = world.gather((_objection(setup), _common(setup, record=record), _weights(setup)))
-    objections = [
-        f"rank {rank}: {text}"
-        for rank, (text, _, _) in zip(world.numbers, said, strict=True)
-        if text
-    ]
-    objections += [
-        f"the ranks were given different {what}"
-        for what in said[0][1]
-        if len({common[what] for _, common, _ in said}) > 1
-    ]
-    objections += [
-        f"ranks {world.numbers[i % ranks]} and {world.numbers[i]} are replicas of one another, but "
-        "their stages have different weights"
-        for i, (_, _, weights) in enumerate(said)
-        if weights != said[i % ranks][2]
-    ]
-    if objections:
-        raise PipelineError("; ".join(objections))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What one rank says of its arguments, and its own error if they are wrong."""
+
+    said: Said
+    error: FullboreError | None
+    alone: bool
+
+    def raise_together(self, objections: Sequence[str]) -> None:
+        """Raise what any rank objects to, each with the class of its own error."""
+        if not objections:
+            return
+        if self.error is not None and self.alone:
+            raise self.error
+        kind = PipelineError if self.error is None else type(self.error)
+        raise kind("; ".join(objections))
 
 
-def _weights(setup: Setup) -> str:
+def judge(given: Arguments) -> Judgement:
+    """What this rank says of its arguments."""
+    error: FullboreError | None = None
+    said = Said(objection=None, common={}, place=given.rendezvous.rank)
+    try:
+        _check(given)
+        said = replace(said, common=_common(given), weights=_weights(given.stages))
+    except FullboreError as found:
+        error = found
+    except Exception as found:  # the others wait for this rank's word, whatever it ran into
+        error = PipelineError(f"the arguments cannot be judged: {type(found).__name__}: {found}")
+    if error is not None:
+        said = replace(said, objection=str(error))
+    return Judgement(said=said, error=error, alone=len(given.rendezvous.everyone) == 1)
+
+
+def _common(given: Arguments) -> dict[str, str]:
+    """The arguments that must be the same on all ranks, by the words that name them."""
+    return {
+        **_tied_kinds(given),
+        "schedules": hashlib.sha256(str(given.schedule).encode()).hexdigest(),
+        "tied weights": str([sorted(names.items()) for names in given.tied]),
+        "values of recompute": str(given.recompute),
+        "values of count_fn (some, and none)": str(given.others["count_fn"] is not None),
+        **{f"values of {name}": str(given.others[name]) for name in _SHARED},
+    }
+
+
+def _tied_kinds(given: Arguments) -> dict[str, str]:
+    """Shape and type of each tied weight, where a copy of it is here."""
+    kinds: dict[str, str] = {}
+    for names in given.tied:
+        for copy in find_copies(names, given.stages).values():
+            told = f"{list(copy.shape)} of {copy.dtype}"
+            what = f"shapes or dtypes of a tied weight, {_named(names)}"
+            if kinds.setdefault(what, told) != told:
+                raise PipelineError(f"tied: {_named(names)} are {kinds[what]} and {told}")
+    return kinds
+
+
+def _named(names: Mapping[int, str]) -> str:
+    return ", ".join(f"{name!r} of stage {stage}" for stage, name in sorted(names.items()))
+
+
+def _weights(stages: Mapping[int, nn.Module]) -> str:
     """What the weights of this rank have in common with those of its replicas."""
     listed = [
         (stage, name, tuple(weight.shape), str(weight.dtype))
-        for stage, module in sorted(setup.stages.items())
+        for stage, module in sorted(stages.items())
         for name, weight in module.named_parameters()
     ]
     return hashlib.sha256(repr(listed).encode()).hexdigest()
 
 
-def _common(setup: Setup, *, record: bool) -> dict[str, str]:
-    """The arguments that must be the same on all ranks, by the words that name them."""
-    return {
-        "schedules": hashlib.sha256(str(setup.schedule).encode()).hexdigest(),
-        "values of reduction": "mean" if setup.mean else "sum",
-        "tied weights": str([sorted(names.items()) for names in setup.tied]),
-        "values of overlap_p2p": str(setup.overlap),
-        "values of static_shapes": str(setup.static_shapes),
-        "values of recompute": str(setup.recompute),
-        "values of main_grad_dtype": str(setup.main_grad_dtype),
-        "values of record": str(record),
-        "values of reduce_dtype": str(setup.reduce_dtype),
-        "values of count_fn (some, and none)": str(setup.count_fn is None),
-    }
+def _check(given: Arguments) -> None:
+    objection = objection_to_kinds(
+        {
+            "stages": given.stages,
+            "schedule": given.schedule,
+            "tied": given.tied,
+            "recompute": given.recompute,
+            **given.others,
+        }
+    )
+    if objection is not None:
+        raise PipelineError(objection)
+    if given.others["count_fn"] is not None and given.others["reduction"] != "mean":
+        raise PipelineError('count_fn says what the loss is a mean of: use reduction="mean"')
+    if given.group_and_mesh:
+        raise PipelineError("group and mesh say the same twice: give one of them")
+    check(given.schedule, blocking_sends=not given.others["overlap_p2p"])
+    _check_size(given.schedule, given.rendezvous)
+    _check_stages(given)
+    _check_tied(given)
+    objection = objection_to_shards(
+        given.stages, given.schedule, replicas=given.rendezvous.replicas, tied=bool(given.tied)
+    )
+    if objection is not None:
+        raise PipelineError(objection)
 
 
-def _objection(setup: Setup) -> str | None:
-    """What is wrong with this rank's arguments, or None."""
-    placed = setup.schedule.placement.stages_of(setup.rendezvous.rank)
-    given = tuple(sorted(setup.stages))
-    if given != placed:
-        return (
-            f"the schedule places stages {list(placed)} here, but modules were given for "
-            f"{list(given)}"
+def _check_size(schedule: Schedule, rendezvous: Rendezvous) -> None:
+    what = 'mesh "pp"' if rendezvous.numbers else "process group"
+    if rendezvous.ranks != schedule.ranks:
+        raise PipelineError(
+            f"the schedule has {schedule.ranks} ranks, but the {what} {rendezvous.ranks}: "
+            f"start {schedule.ranks} processes, or make a schedule for {rendezvous.ranks} ranks"
         )
-    recomputes = any(bool((p.kind == Kind.R).any()) for p in setup.schedule.programs)
-    if recomputes and setup.recompute == "none":
-        return (
+
+
+def _check_stages(given: Arguments) -> None:
+    schedule = given.schedule
+    placed = schedule.placement.stages_of(given.rendezvous.rank)
+    modules = tuple(sorted(given.stages))
+    if modules != placed:
+        raise PipelineError(
+            f"the schedule places stages {list(placed)} here, but modules were given for "
+            f"{list(modules)}"
+        )
+    if given.recompute == "none" and any(bool((p.kind == Kind.R).any()) for p in schedule.programs):
+        raise PipelineError(
             'the schedule places recomputations (R): give recompute="full", or a number of blocks'
         )
-    if setup.holds(-1) and setup.loss_fn is None:
-        return "the last stage is here, but loss_fn is missing"
-    try:
-        for names in setup.tied:
-            if not set(names) <= set(range(setup.schedule.stages)):
-                return f"tied names a stage outside 0..{setup.schedule.stages - 1}: {names}"
-            find_copies(names, setup.stages)
-    except FullboreError as error:
-        return str(error)
-    return objection_to_shards(
-        setup.stages, setup.schedule, replicas=setup.rendezvous.replicas, tied=bool(setup.tied)
-    )
+    if schedule.stages - 1 in modules and given.others["loss_fn"] is None:
+        raise PipelineError("the last stage is here, but loss_fn is missing")
+
+
+def _check_tied(given: Arguments) -> None:
+    stages = given.schedule.stages
+    for names in given.tied:
+        if not set(names) <= set(range(stages)):
+            raise PipelineError(f"tied names a stage outside 0..{stages - 1}: {names}")
+        find_copies(names, given.stages)

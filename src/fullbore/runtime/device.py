@@ -7,18 +7,19 @@ wait for everything issued before it on the current stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import Store
 
 from fullbore.runtime.keeper import CausalKeeper, Keeper, PollingKeeper
 
-__all__ = ["CpuSide", "CudaSide", "Group", "Side", "side_of"]
+__all__ = ["CpuSide", "CudaSide", "Group", "Side", "device_of", "side_of"]
 
 
 class Group(Protocol):
@@ -48,6 +49,12 @@ class Side(Protocol):
     def receiving(self) -> AbstractContextManager[object]: ...
     def received(self, tensors: Sequence[torch.Tensor | None]) -> None: ...
     def abort(self, group: Group) -> None: ...
+
+
+def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
+    """Where the weights of some stages are; the CPU where there are none."""
+    parameters = (p for module in stages.values() for p in module.parameters())
+    return next((p.device for p in parameters), torch.device("cpu"))
 
 
 def side_of(device: torch.device) -> Side:

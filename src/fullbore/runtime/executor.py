@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
-from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
+from fullbore.ir import COMMUNICATION_KINDS, Schedule
 from fullbore.runtime.batch import Batch, Learnt
+from fullbore.runtime.flight import source_of
 from fullbore.runtime.layout import Layout
 from fullbore.runtime.links import IncomingLink, OutgoingLink
 from fullbore.runtime.operations import Operations, StepState
@@ -127,18 +128,6 @@ class Executor:
         for runner in self._runners.values():
             runner.reset()
 
-    def source_of(self, action: Action) -> tuple[int, Action] | None:
-        """Which rank owes a receive its message, and by which compute; None for other actions."""
-        match action.kind:
-            case Kind.RECV_F:
-                stage, kind = action.stage - 1, Kind.F
-            case Kind.RECV_B:
-                stage, kind = action.stage + 1, Kind.B
-            case _:
-                return None
-        owed = Action(stage=stage, kind=kind, microbatch=action.microbatch)
-        return self._schedule.placement.stage_to_rank[stage], owed
-
     # -- before a step's first message -------------------------------------------------------
 
     def _prepare(self, learnt: Learnt) -> None:
@@ -161,6 +150,6 @@ class Executor:
             if action.kind in COMMUNICATION_KINDS:
                 layout = state.learnt.known.get(state.message_kind(action))
                 state.layouts[index] = layout
-                source = self.source_of(action)
+                source = source_of(self._schedule, action)
                 if source is not None:
-                    self._expected[source[0]].append(layout)
+                    self._expected[source.rank].append(layout)

@@ -21,6 +21,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fullbore.runtime.sharded import local_part
+
 __all__ = ["OwnedMemory"]
 
 
@@ -71,7 +73,7 @@ def _with_copies(output: Any, ids: set[int]) -> Any:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return local_part(tensor).untyped_storage().data_ptr()
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -20,15 +22,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fullbore.errors import PipelineError
+from fullbore.errors import PipelineError, RankError
 from fullbore.ir import Schedule
 from fullbore.passes import forward_only, insert_communication
 from fullbore.runtime.ahead import Ahead
-from fullbore.runtime.arguments import agree_on_arguments, meet
-from fullbore.runtime.batch import Batch
-from fullbore.runtime.device import side_of
+from fullbore.runtime.arguments import Arguments, judge, patience_of, rendezvous_of
+from fullbore.runtime.batching import make_batch
+from fullbore.runtime.device import device_of, side_of
 from fullbore.runtime.main_grad import MainGradients
-from fullbore.runtime.microbatch import batch_size, split
+from fullbore.runtime.meeting import Said
 from fullbore.runtime.norm import clip_grad_norm, counted_here
 from fullbore.runtime.recompute import Recompute
 from fullbore.runtime.recorder import (
@@ -38,12 +40,14 @@ from fullbore.runtime.recorder import (
     clock_offset_s,
 )
 from fullbore.runtime.result import StepResult, make_result
-from fullbore.runtime.session import Session, Setup
+from fullbore.runtime.session import Session
+from fullbore.runtime.setup import Setup
 from fullbore.runtime.split import SplitReport
 from fullbore.runtime.stage import CountFunction, LossFunction
 from fullbore.runtime.stamps import Clock, stamps_for
-from fullbore.runtime.wiring import Wiring, pairs_of
-from fullbore.verify import check, links
+from fullbore.runtime.watchdog import OnStall
+from fullbore.runtime.wiring import pairs_of
+from fullbore.verify import links
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -80,11 +84,19 @@ class Pipeline:
         "none", those of each "full" stage, or of the first N blocks of each stage, one block at a
         time. A stage has blocks if it is a Sequential or has one ModuleList; else it goes in full.
     timeout_s: how long a rank waits for another before it gives up.
+    stall_timeout_s: after how long without any movement one rank tells who waits for whom, and
+        again when that has doubled; None: never.
+    on_stall: is told, in a thread of its own; None: the log (`logging`, at level WARNING).
+    flight_record: a folder that all ranks may write to. When a step fails each rank leaves there,
+        under the number of the step, what it was doing; None: nothing is written.
     clock: seconds; a recorder's clock.
 
-    Raises PipelineError on every rank if any rank's stages, loss_fn or tied names are wrong, or
-    if arguments that all must share differ; a schedule that breaks a law (VerificationError) or
-    does not fit the group is refused before the ranks meet, by each rank that was given it.
+    Raises PipelineError on every rank if any rank's arguments are wrong, or if arguments that all
+    must share differ (of the class of this rank's own objection where it has one: a schedule that
+    breaks a law is a VerificationError); RankError if a rank does not come within timeout_s.
+
+    step_number: of the next training step, counted from 1; whoever resumes a run may set it, so
+    that messages name the run's steps.
     """
 
     def __init__(
@@ -106,20 +118,21 @@ class Pipeline:
         main_grad_dtype: torch.dtype | None = None,
         recompute: Recompute = "none",
         timeout_s: float = 1800.0,
+        stall_timeout_s: float | None = None,
+        on_stall: OnStall | None = None,
+        flight_record: str | PathLike[str] | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        if reduction not in ("mean", "sum"):
-            raise PipelineError(f'reduction is "mean" or "sum", not {reduction!r}')
-        if count_fn is not None and reduction != "mean":
-            raise PipelineError('count_fn says what the loss is a mean of: use reduction="mean"')
-        if mesh is not None and group is not None:
-            raise PipelineError("group and mesh say the same twice: give one of them")
-        check(schedule, blocking_sends=not overlap_p2p)
+        given = locals()
+        patience = patience_of(timeout_s, stall_timeout_s, on_stall)
+        timeout = timedelta(seconds=patience.timeout_s)
+        rendezvous = rendezvous_of(schedule, group, mesh, timeout)
+        judgement = judge(Arguments.of(given, rendezvous))
+        judgement.raise_together(rendezvous.meet(life=0, said=judgement.said, patience=patience))
         programs = {True: insert_communication(schedule), False: forward_only(schedule)}
-        rendezvous = meet(schedule, group, mesh, timedelta(seconds=timeout_s))
         self._setup = Setup(
             rendezvous=rendezvous,
-            side=side_of(torch.device(device) if device else _device_of(stages)),
+            side=side_of(torch.device(device) if device else device_of(stages)),
             stages=dict(stages),
             programs=programs,
             uses={train: links(p, rank=rendezvous.rank) for train, p in programs.items()},
@@ -133,22 +146,19 @@ class Pipeline:
             recompute=recompute,
             count_fn=count_fn,
             reduce_dtype=reduce_dtype,
+            patience=patience,
+            records=None if flight_record is None else Path(flight_record),
         )
-        self.record = record
+        self.record, self.step_number = record, 1
         self._meter = ActivationMeter(list(stages.values()), microbatches=schedule.microbatches)
         self._clock, self._life, self._closed = clock, 0, False
-        wiring = self._wire()
-        agree_on_arguments(wiring, self._setup, record=record)
         self._main_gradients = None
         if main_grad_dtype is not None:
             self._main_gradients = MainGradients(self.weights(), main_grad_dtype)
-        self._session = Session(self._setup, wiring)
-        if self._session.replicas is not None:
-            with self._session.together("making replicas equal"):
-                self._session.replicas.equalize()
-        for weight in self._session.tied:
-            weight.equalize()
-        self._offset_s = clock_offset_s(wiring.control, clock)
+        self._session = self._begin_life()
+        with self._session.together("starting"):
+            self._session.equalize()
+            self._offset_s = clock_offset_s(self._session.control, clock)
 
     # -- the public calls ----------------------------------------------------------------------
 
@@ -219,8 +229,9 @@ class Pipeline:
         """
         session = self._living_session()
         with session.together("preparing the batch"):
-            batch = self._batch(inputs, targets, dict(kwargs or {}), train=True)
+            batch = make_batch(self._setup, inputs, targets, kwargs, train=True)
         session.run_ahead(batch, follows=follows)
+        self.step_number += 1
         return Ahead(session, batch, self.weights(), is_first_replica=self.replica == 0)
 
     def spread(self, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -234,6 +245,21 @@ class Pipeline:
             if session.replicas is not None:
                 session.replicas.spread(tensors)
 
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The elementwise sums of some numbers over all ranks; every rank calls."""
+        session = self._living_session()
+        with session.together("adding up numbers of all ranks"):
+            return session.world.total(values)
+
+    def fail(self, *, step: int, rank: int | None, action: str | None, cause: str) -> RankError:
+        """Fail a step that was done, for a reason found in its result; every rank calls.
+
+        step, rank (by their numbers), action, cause: the same everywhere. Leaves flight records;
+        returns what to raise.
+        """
+        self.step_number = self._session.life.step = step
+        return self._session.life.give_up(rank=rank, action=action, cause=cause)
+
     def split_report(self) -> tuple[SplitReport, ...]:
         """For each stage here whose backward is split: which weights wait for W, which go with I.
 
@@ -242,10 +268,12 @@ class Pipeline:
         return self._session.split_report()
 
     def close(self) -> None:
-        """Let go of links and threads; the pipeline cannot step any more."""
-        if self._main_gradients is not None and not self._closed:
-            self._main_gradients.close()
+        """Let go of links and threads; the pipeline cannot step any more, on any rank."""
+        if self._closed:
+            return
         self._closed = True
+        if self._main_gradients is not None:
+            self._main_gradients.close()
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -286,17 +314,28 @@ class Pipeline:
         """Which replica of the pipeline this rank belongs to; 0 without a mesh."""
         return self._setup.rendezvous.replica
 
-    def _wire(self) -> Wiring:
-        return Wiring(self._setup.rendezvous, life=self._life, side=self._setup.side)
+    def _begin_life(self) -> Session:
+        """Wire everything; raises RankError where that fails, on every rank that notices."""
+        try:
+            return Session(self._setup, number=self._life)
+        except RuntimeError as error:
+            raise RankError(
+                rank=None, action="connecting", cause=f"a rank was lost ({error})"
+            ) from error
 
     def _living_session(self) -> Session:
         """The session in use, or after a failure a new one: all ranks have failed, so all come."""
         if self._closed:
             raise PipelineError("the pipeline is closed: make another one")
-        if self._session.failed:
+        if self._session.life.failed:
             self._life += 1
             self._meter.forget()
-            self._session = Session(self._setup, self._wire())
+            nothing = Said(objection=None, common={})
+            self._setup.rendezvous.meet(
+                life=self._life, said=nothing, patience=self._setup.patience
+            )
+            self._session = self._begin_life()
+        self._session.life.step = self.step_number
         return self._session
 
     def _run(
@@ -310,7 +349,7 @@ class Pipeline:
     ) -> StepResult:
         session = self._living_session()
         with session.together("preparing the batch"):
-            batch = self._batch(inputs, targets, dict(kwargs or {}), train=train)
+            batch = make_batch(self._setup, inputs, targets, kwargs, train=train)
             batch.return_outputs = return_outputs
         log = SpanLog(stamps_for(self._setup.side.device, self._clock)) if self.record else None
         meter = self._meter if self.record else None
@@ -327,6 +366,7 @@ class Pipeline:
                         boundary_messages=session.boundary_messages,
                     )
                 )
+        self.step_number += train
         return make_result(
             batch,
             loss=loss,
@@ -335,37 +375,3 @@ class Pipeline:
             schedule=self._setup.schedule,
             has_last=self._setup.holds(-1),
         )
-
-    def _batch(self, inputs: Any, targets: Any, kwargs: dict[str, Any], *, train: bool) -> Batch:
-        setup, m = self._setup, self._setup.schedule.microbatches
-        if train and torch.is_inference_mode_enabled():
-            raise PipelineError(
-                "there are no gradients in torch.inference_mode: step outside of it"
-            )
-        first, last = setup.holds(0), setup.holds(-1)
-        if first and inputs is None:
-            raise PipelineError("inputs are missing on the rank of the first stage")
-        if last and targets is None and train:
-            raise PipelineError("targets are missing on the rank of the last stage")
-        size = batch_size(inputs) if first else batch_size(targets) if last else None
-        parts = split(inputs, m, what="inputs", size=size) if first else [None] * m
-        labels = split(targets, m, what="targets", size=size) if last else [None] * m
-        return Batch(
-            inputs=parts,
-            targets=labels,
-            counts=_count(labels, setup.count_fn) if last and targets is not None else [],
-            kwargs=split(kwargs, m, what="kwargs", size=size),
-            signatures=[],
-            train=train,
-            return_outputs=False,
-            rows=size,
-        )
-
-
-def _count(labels: Sequence[Any], count_fn: CountFunction | None) -> list[float]:
-    return [] if count_fn is None else [float(count_fn(target)) for target in labels]
-
-
-def _device_of(stages: Mapping[int, nn.Module]) -> torch.device:
-    parameters = (p for module in stages.values() for p in module.parameters())
-    return next((p.device for p in parameters), torch.device("cpu"))

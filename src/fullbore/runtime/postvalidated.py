@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -88,9 +88,10 @@ class PostValidatedOptimizer:
     """Runs a pipeline's steps and an optimizer's so that no rank waits for the global norm.
 
     optimizer: of this rank's weights, one of torch.optim or an `Undoable`. max_norm: of all ranks'
-    gradients together; None does not clip. check: called with each step that has become certain,
-    when weights are what they should be after it; what it raises, on every rank, ends `step`
-    there. Every rank makes one of these and calls it in the same order.
+    gradients together; None does not clip. check: called with each step that has become certain
+    and the losses of its microbatches on this rank, when weights are what they should be after it;
+    what it raises, on every rank, ends `step` there. Every rank makes one of these and calls it in
+    the same order.
 
     After a step that was clipped or skipped the next one waits for its norm, since the one after
     mostly is too; as long as that goes on it is as a barrier, and nothing is repeated.
@@ -106,7 +107,7 @@ class PostValidatedOptimizer:
         optimizer: torch.optim.Optimizer | Undoable,
         *,
         max_norm: float | None = None,
-        check: Callable[[Validated], None] | None = None,
+        check: Callable[[Validated, Sequence[torch.Tensor]], None] | None = None,
     ) -> None:
         self._pipe, self._check = pipe, check
         self._optimizer: Undoable = (
@@ -175,6 +176,7 @@ class PostValidatedOptimizer:
             nonlocal runs
             if runs:
                 surroundings.restore()
+                self._pipe.step_number -= 1
             runs += 1
             for weight in self._pipe.weights():
                 if runs > 1:
@@ -202,7 +204,7 @@ class PostValidatedOptimizer:
             self._optimizer.step()
         _forget_gradients(ahead)
         if self._check is not None:
-            self._check(done)
+            self._check(done, ahead.losses)
         return done
 
     def _settle(self, pending: _Pending) -> Validated:
@@ -217,7 +219,7 @@ class PostValidatedOptimizer:
             pending.kept.again()
             _forget_gradients(pending.ahead)
         if self._check is not None:
-            self._check(done)
+            self._check(done, pending.ahead.losses)
         return done
 
     def _judge(self, totals: Totals) -> Validated:

@@ -53,6 +53,19 @@ class SpanLog:
         """Close a span."""
         self._ends[index] = self._mark()
 
+    def last(self, count: int) -> list[tuple[str, float | None, float | None]]:
+        """The newest spans: action, begin and end (None: not yet); from any thread."""
+        actions, starts, ends = (
+            kept[-count:] for kept in (self._actions, self._starts, self._ends)
+        )
+        begun_s, ended_s = self._stamps.seconds_so_far(starts), self._stamps.seconds_so_far(ends)
+        return [
+            (str(action), begin_s, None if start is end else end_s)
+            for action, start, end, begin_s, end_s in zip(
+                actions, starts, ends, begun_s, ended_s, strict=False
+            )
+        ]
+
     def record(
         self, *, offset_s: float, meter: ActivationMeter, boundary_messages: int
     ) -> RankRecord:

@@ -1,24 +1,23 @@
 """A session: one life of a pipeline on this rank, from connecting to the first failure.
 
-It owns the connections, what has been learnt of messages, and the way a failure spreads; after
-one, the pipeline drops the session whole and starts the next, so nothing stale survives.
+It owns the connections and what has been learnt of messages. After a failure the pipeline drops
+the session whole and starts the next, so nothing stale survives.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
-from fullbore.errors import FullboreError, RankError
-from fullbore.ir import COMMUNICATION_KINDS, Action, Kind, Schedule
+from fullbore.ir import Schedule
 from fullbore.runtime.agreement import Agreement
 from fullbore.runtime.batch import Batch, Learnt
-from fullbore.runtime.control import PeerLostError
 from fullbore.runtime.executor import Executor
+from fullbore.runtime.life import REDUCING, RUNNING, TYING, Life
 from fullbore.runtime.recompute import recomputation_of
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.replicas import Edges, Replicas, completion_order
@@ -31,28 +30,28 @@ from fullbore.runtime.wiring import Wiring
 
 __all__ = ["Session", "Setup"]
 
-_Phase = str
-_RUNNING = "the step's actions"
-_REDUCING = "summing gradients over the replicas"
-_TYING = "summing the gradients of tied weights"
-
 
 class Session:
-    """One life: `run` steps until something fails, then `failed` is true for good."""
+    """One life: `run` steps until something fails.
 
-    def __init__(self, setup: Setup, wiring: Wiring) -> None:
-        self._setup, self._wiring = setup, wiring
+    number: of this life, from 0. life: which step this rank is in, and whether it has failed.
+    """
+
+    def __init__(self, setup: Setup, *, number: int) -> None:
+        self._setup = setup
+        self._wiring = wiring = Wiring(
+            setup.rendezvous, life=number, side=setup.side, records=setup.records
+        )
         self.control, self.world = wiring.control, wiring.world
-        self.failed = False
-        self._tied_ranks = [_ranks_of(names, setup.schedule) for names in setup.tied]
-        wiring.connect(pairs=setup.pairs, tied_ranks=self._tied_ranks)
+        tied_ranks = [_ranks_of(names, setup.schedule) for names in setup.tied]
+        wiring.connect(pairs=setup.pairs, tied_ranks=tied_ranks)
         self.tied = self._tie()
         self._runners = self._make_runners()
         self._sharded = ShardedStages(setup.stages)
         self.replicas = self._make_replicas()
         self._executors = {train: self._make_executor(train=train) for train in (True, False)}
         self._agreement = Agreement(setup, self.control)
-        self._executing: Executor | None = None
+        self.life = Life(setup, wiring, tied_ranks=tied_ranks, let_go=self._let_go_of_failed)
 
     # -- making ------------------------------------------------------------------------------
 
@@ -124,12 +123,20 @@ class Session:
             )
         return tied
 
+    def equalize(self) -> None:
+        """Make replicas equal, and the copies of tied weights."""
+        if self.replicas is not None:
+            self.replicas.equalize()
+        for weight in self.tied:
+            weight.equalize()
+
     # -- running -----------------------------------------------------------------------------
 
     def run(
         self, batch: Batch, *, log: SpanLog | None, meter: ActivationMeter | None
     ) -> tuple[float | None, float]:
         """Run a batch; returns its loss, the same on every rank, and the seconds it took."""
+        self.life.begin(train=batch.train, log=log)
         with self.together("agreeing on the step"):
             agree = self._agreement.begin(batch, meter)
         begun_s = time.perf_counter()
@@ -145,6 +152,7 @@ class Session:
 
         follows: whether the session ran ahead in the step before too; else all ranks agree first.
         """
+        self.life.begin(train=batch.train, log=None)
         with self.together("agreeing on the step"):
             agree = (
                 self._agreement.begin_to_hear(batch) if follows else self._agreement.begin(batch)
@@ -172,8 +180,8 @@ class Session:
         try:
             if batch.train:
                 self._begin_gradients(batch)
-            with self.together(_RUNNING), torch.set_grad_enabled(batch.train):
-                self._executing = executor
+            with self.together(RUNNING), torch.set_grad_enabled(batch.train):
+                self.life.executing = executor
                 executor.run(batch, agree, log=log, meter=meter)
             if batch.train:
                 self._finish_gradients()
@@ -204,10 +212,10 @@ class Session:
 
     def _finish_gradients(self) -> None:
         """Wait for the sums over replicas, then sum those of tied weights over their copies."""
-        with self.together(_REDUCING):
+        with self.together(REDUCING):
             if self.replicas is not None:
                 self.replicas.finish()
-        with self.together(_TYING):
+        with self.together(TYING):
             for weight in self.tied:
                 weight.reduce()
 
@@ -235,79 +243,23 @@ class Session:
         return tuple(r.split.report(stage) for stage, r in runners if r.split is not None)
 
     def close(self) -> None:
-        """Let go of links and threads."""
-        self._wiring.close()
+        """Let go of links and threads; other ranks cannot step any more either."""
+        self.life.close()
+        self._let_go_of_blocks()
+
+    def together(self, phase: str) -> AbstractContextManager[None]:
+        """If anything fails inside, every rank fails; see `Life.together`."""
+        return self.life.together(phase)
+
+    def _let_go_of_failed(self) -> None:
+        for executor in self._executors.values():
+            executor.reset()
         self._let_go_of_blocks()
 
     def _let_go_of_blocks(self) -> None:
         for runner in self._runners.values():
             if runner.recomputation is not None:
                 runner.recomputation.close()
-
-    # -- failing -----------------------------------------------------------------------------
-
-    @contextmanager
-    def together(self, phase: _Phase) -> Iterator[None]:
-        """If anything fails inside, every rank fails, with the same RankError.
-
-        KeyboardInterrupt and its like fail the other ranks too, and pass through on this one.
-        """
-        try:
-            yield
-        except Exception as error:
-            raise self._fail(error, phase) from error
-        except BaseException as error:
-            self._fail(error, phase)
-            raise
-
-    def _fail(self, error: BaseException, phase: _Phase) -> RankError:
-        """Say why, or find out why, then close every connection so that all ranks fail."""
-        self.failed = True
-        action = self._action() if phase == _RUNNING else None
-        suspects = self._suspects(error, action, phase)
-        if suspects:
-            known = self.control.explain(
-                suspects=suspects, owed=self._owed(action), error=str(error)
-            )
-        else:
-            known = self.control.report(
-                rank=self.control.number,
-                action=str(action) if action else phase,
-                cause=f"{type(error).__name__}: {error}",
-            )
-        self._wiring.abort()
-        for executor in self._executors.values():
-            executor.reset()
-        self._let_go_of_blocks()
-        return known
-
-    def _suspects(
-        self, error: BaseException, action: Action | None, phase: _Phase
-    ) -> Sequence[int]:
-        """The ranks of which one must have closed a connection; none if the failure is our own."""
-        numbers = self.control.numbers
-        if isinstance(error, PeerLostError):
-            return error.peers
-        if not isinstance(error, RuntimeError) or isinstance(error, FullboreError):
-            return []
-        if phase == _TYING:
-            members = {r for ranks in self._tied_ranks for r in ranks}
-            return [numbers[r] for r in sorted(members - {self._setup.rendezvous.rank})]
-        if action is not None and action.kind in COMMUNICATION_KINDS:
-            there = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
-            return [numbers[self._setup.schedule.placement.stage_to_rank[action.stage + there]]]
-        return []
-
-    def _action(self) -> Action | None:
-        executor = self._executing
-        return executor.actions[executor.at] if executor and executor.actions else None
-
-    def _owed(self, action: Action | None) -> str | None:
-        """The compute action of another rank that this one is waiting for."""
-        if action is None or self._executing is None:
-            return None
-        source = self._executing.source_of(action)
-        return str(source[1]) if source else None
 
 
 def _ranks_of(names: Mapping[int, str], schedule: Schedule) -> tuple[int, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from fullbore.ir import Schedule
 from fullbore.runtime.device import Side
+from fullbore.runtime.meeting import Patience
 from fullbore.runtime.recompute import Recompute
 from fullbore.runtime.stage import CountFunction, LossFunction
 from fullbore.runtime.wiring import Rendezvous
@@ -25,6 +27,7 @@ class Setup:
     programs: for training (True) and evaluation (False), sends and receives in place. uses: what
     each asks of this rank's links. pairs: all directed pairs of ranks that talk. count_fn: see
     `Pipeline`. reduce_dtype: in which gradients are summed over replicas.
+    records: the folder for flight records.
     """
 
     rendezvous: Rendezvous
@@ -42,6 +45,8 @@ class Setup:
     recompute: Recompute = "none"
     count_fn: CountFunction | None = None
     reduce_dtype: torch.dtype | None = None
+    patience: Patience
+    records: Path | None = None
 
     @property
     def schedule(self) -> Schedule:

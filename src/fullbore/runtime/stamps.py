@@ -26,6 +26,9 @@ class Stamps(Protocol):
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """When the marks were, on the recorder's clock; waits for the device."""
 
+    def seconds_so_far(self, marks: Sequence[Any]) -> list[float | None]:
+        """The same without waiting: None for what the device has not come to."""
+
     def peak_allocated_bytes(self) -> int | None:
         """Most bytes that the device's allocator has given out since the step began."""
 
@@ -43,6 +46,10 @@ class HostStamps:
 
     def seconds(self, marks: Sequence[float]) -> list[float]:
         """They are seconds."""
+        return list(marks)
+
+    def seconds_so_far(self, marks: Sequence[float]) -> list[float | None]:
+        """As `seconds`."""
         return list(marks)
 
     def peak_allocated_bytes(self) -> int | None:
@@ -66,9 +73,21 @@ class CudaStamps:
         return event
 
     def seconds(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
-        """Elapsed times are in milliseconds."""
+        """Waits for the device."""
         torch.cuda.synchronize(self._device)
-        return [self._first_s + self._first.elapsed_time(mark) / 1e3 for mark in marks]
+        return [self._seconds(mark) for mark in marks]
+
+    def seconds_so_far(self, marks: Sequence[torch.cuda.Event]) -> list[float | None]:
+        """Asks each event whether the device has come to it."""
+        return [
+            self._seconds(mark) if mark.query() else None  # type: ignore[no-untyped-call]
+            for mark in marks
+        ]
+
+    def _seconds(self, mark: torch.cuda.Event) -> float:
+        """Elapsed times are in milliseconds."""
+        elapsed_ms: float = self._first.elapsed_time(mark)
+        return self._first_s + elapsed_ms / 1e3
 
     def peak_allocated_bytes(self) -> int | None:
         """Of this process on the device."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -21,6 +22,8 @@ from fullbore.ir import Schedule
 from fullbore.runtime.control import Control
 from fullbore.runtime.device import Group, Side
 from fullbore.runtime.links import IncomingLink, OutgoingLink
+from fullbore.runtime.meeting import Patience, Said, meet
+from fullbore.runtime.witness import Witness
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -47,6 +50,18 @@ class Rendezvous:
     def replicas(self) -> int:
         """D."""
         return max(1, len(self.numbers))
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """The numbers of all D x P ranks, replica by replica."""
+        if not self.numbers:
+            return tuple(range(self.ranks))
+        return tuple(number for row in self.numbers for number in row)
+
+    @property
+    def number(self) -> int:
+        """What messages call this rank."""
+        return self.everyone[self.replica * self.ranks + self.rank]
 
     @staticmethod
     def of(group: dist.ProcessGroup | None, *, timeout: timedelta) -> Rendezvous:
@@ -92,9 +107,25 @@ class Rendezvous:
             numbers=tuple(tuple(row) for row in table.tolist()),
         )
 
+    def meet(self, *, life: int, said: Said, patience: Patience) -> list[str]:
+        """Wait for all ranks to come to this life of the pipeline; what any of them objects to.
+
+        Raises RankError if one does not come.
+        """
+        return meet(
+            _life(self, life), said, rank=self.number, numbers=self.everyone, patience=patience
+        )
+
+
+def _life(rendezvous: Rendezvous, life: int) -> Store:
+    return PrefixStore(f"life{life}", rendezvous.store)
+
 
 class Wiring:
-    """The control group, the links and the tied groups of one rank, for one life of a pipeline."""
+    """The control group, the links and the tied groups of one rank, for one life of a pipeline.
+
+    Made where all ranks have met without an objection.
+    """
 
     def __init__(
         self,
@@ -102,9 +133,11 @@ class Wiring:
         *,
         life: int,
         side: Side,
+        records: Path | None = None,
     ) -> None:
+        """records: the folder for flight records."""
         self._rendezvous, self._side = rendezvous, side
-        self._whole = whole = PrefixStore(f"life{life}", rendezvous.store)
+        self._whole = whole = _life(rendezvous, life)
         self._store = PrefixStore(f"replica{rendezvous.replica}", whole)
         numbers = rendezvous.numbers[rendezvous.replica] if rendezvous.numbers else None
         self.control = Control(
@@ -116,6 +149,9 @@ class Wiring:
             numbers=numbers,
         )
         self.world = self.control if rendezvous.replicas == 1 else self._join_all()
+        self.witness = Witness(
+            whole, rank=rendezvous.number, numbers=rendezvous.everyone, folder=records
+        )
         self.outgoing: dict[int, OutgoingLink] = {}
         self.incoming: dict[int, IncomingLink] = {}
         self.tied_groups: list[Group | None] = []
@@ -148,7 +184,7 @@ class Wiring:
             ranks=rendezvous.replicas * rendezvous.ranks,
             timeout=rendezvous.timeout,
             name="world",
-            numbers=[number for row in rendezvous.numbers for number in row],
+            numbers=rendezvous.everyone,
         )
 
     def _connect(self, source: int, destination: int) -> None:
@@ -182,12 +218,21 @@ class Wiring:
         for group in (*self.tied_groups, self.replica_group):
             if group is not None:
                 self._side.abort(group)
+        self._abort_controls()
+
+    def _abort_controls(self) -> None:
         self.control.abort()
         if self.world is not self.control:
             self.world.abort()
 
     def close(self) -> None:
-        """Let go of everything once the last step is over."""
+        """Let go of everything once the last step is over; the next one fails on other ranks.
+
+        Only the control connections are closed at once: a step begins there, and what still
+        travels on the links gets where it belongs.
+        """
+        self.witness.say_closed()
+        self._abort_controls()
         for link in self.outgoing.values():
             link.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -42,8 +42,8 @@ class _AtRate:
 class LateSteps:
     """Steps of a trainer's pipeline and optimizer that no rank waits for.
 
-    clip_grad: 0 clips nothing. check: given loss and norm of each step that has become certain;
-    raises where they end the run.
+    clip_grad: 0 clips nothing. check: given loss, losses of microbatches on this rank, and
+    norm of each step that has become certain; raises where they end the run.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LateSteps:
         optimizer: Optimizer,
         *,
         clip_grad: float,
-        check: Callable[[float | None, float], None],
+        check: Callable[[float | None, Sequence[Tensor], float], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._at_rate, self._clock = _AtRate(optimizer), clock
@@ -61,7 +61,7 @@ class LateSteps:
             pipe,
             self._at_rate,
             max_norm=clip_grad or math.inf,
-            check=lambda done: check(done.loss, done.grad_norm),
+            check=lambda done, losses: check(done.loss, losses, done.grad_norm),
         )
         self.stop_asked = False  # by any rank, in a step that has become certain
 

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,11 +27,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fullbore import errors
 from fullbore.errors import FullboreError, RankError
+from fullbore.runtime import DIED
 
 __all__ = ["StopRequest", "launch_ranks"]
 
-_GRACE_S = 10  # for the ranks that live when another has failed
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_GRACE_S = 5  # for the ranks that live when another has failed
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def launch_ranks(entry: Callable[..., None], *arguments: Any, ranks: int) -> None:
@@ -40,15 +42,20 @@ def launch_ranks(entry: Callable[..., None], *arguments: Any, ranks: int) -> Non
     first, RankError where one died or failed otherwise, KeyboardInterrupt where the ranks were
     stopped by a signal before they could react to it.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="fullbore-") as folder, _pass_signals_on() as passed:
+    for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with (
+        tempfile.TemporaryDirectory(prefix="fullbore-") as folder,
+        _pass_signals_on() as passed,
+        _ranks_start_deaf(),
+    ):
         try:
             elastic_launch(_config(ranks), _run_rank)(folder, entry, arguments)
         except ChildFailedError as error:
-            told = _told(Path(folder))
+            told = _told(Path(folder))  # every rank has ended: those that could, have told
             if told is None and passed:
                 raise KeyboardInterrupt from None
-            raise told or _died(error) from None
+            raise _with_signal(told, error) if told is not None else _died(error) from None
 
 
 def _config(ranks: int) -> LaunchConfig:
@@ -62,8 +69,8 @@ def _config(ranks: int) -> LaunchConfig:
         "local_addr": "localhost",
         "max_restarts": 0,
         "start_method": "spawn",
-        # Not the two that are passed on here; releases of torch differ in these fields.
-        "signals_to_handle": "SIGHUP,SIGQUIT",
+        # Not those that are passed on here; releases of torch differ in these fields.
+        "signals_to_handle": "SIGQUIT",
         "shutdown_timeout": _GRACE_S,
     }
     known = {field.name for field in fields(LaunchConfig)}
@@ -84,7 +91,8 @@ def _run_rank(folder: str, entry: Callable[..., None], arguments: tuple[Any, ...
 
 def _tell(folder: Path, error: FullboreError) -> None:
     temporary = folder / f".{os.getpid()}"
-    told = {"kind": type(error).__name__, "text": str(error), "state": vars(error)}
+    state = error.state() if isinstance(error, RankError) else None
+    told = {"kind": type(error).__name__, "text": str(error), "state": state}
     temporary.write_text(json.dumps(told, default=str), encoding="utf-8")
     temporary.rename(folder / f"{os.getpid()}.json")
 
@@ -96,12 +104,22 @@ def _told(folder: Path) -> FullboreError | None:
         return None
     told = json.loads(files[0].read_text(encoding="utf-8"))
     if told["kind"] == "RankError":
-        return RankError(**{key: told["state"].get(key) for key in ("rank", "action", "cause")})
+        return RankError(**told["state"])
     kind: type[FullboreError] = getattr(errors, told["kind"], FullboreError)
     return kind(told["text"])
 
 
+def _with_signal(told: FullboreError, error: ChildFailedError) -> FullboreError:
+    """What the living ranks told of a dead one, with what only its parent knows: the signal."""
+    rank, failure = error.get_first_failure()
+    if not isinstance(told, RankError) or told.rank != rank or failure.exitcode >= 0:
+        return told
+    cause = told.cause.replace(DIED, f"it was killed by {failure.signal_name()}")
+    return RankError(**{**told.state(), "cause": cause})
+
+
 def _died(error: ChildFailedError) -> RankError:
+    """What is left to say where no rank told anything."""
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
         cause = f"it was killed by {failure.signal_name()}"
@@ -112,7 +130,7 @@ def _died(error: ChildFailedError) -> RankError:
 
 @contextmanager
 def _pass_signals_on() -> Iterator[list[int]]:
-    """While ranks run: SIGINT and SIGTERM go to them as SIGTERM, a second one as SIGKILL.
+    """While ranks run: Ctrl-C and the like go to them as SIGTERM, a second one as SIGKILL.
 
     Yields the signals so far.
     """
@@ -134,8 +152,25 @@ def _pass_signals_on() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def _ranks_start_deaf() -> Iterator[None]:
+    """Ranks that start meanwhile hear Ctrl-C once they have a `StopRequest`, and not before.
+
+    A terminal sends it to them too, and in the middle of Python's start they would all print a
+    traceback. What a thread blocks its new processes block; this process hears by another thread.
+    """
+    over = threading.Event()
+    threading.Thread(target=over.wait, name="hears signals", daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        over.set()
+
+
 class StopRequest:
-    """While entered: SIGTERM or a first Ctrl-C asks to stop; a second Ctrl-C stops at once."""
+    """While entered: Ctrl-C, SIGTERM or SIGHUP asks to stop; a second Ctrl-C stops at once."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -147,6 +182,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,8 @@ from fullbore.errors import CheckpointError, ConfigError
 from fullbore.runtime import SplitReport
 from fullbore.train.checkpoint import has_checkpoints
 from fullbore.train.export import export
-from fullbore.train.trainer import StepReport, Trainer
+from fullbore.train.step_report import StepReport
+from fullbore.train.trainer import Trainer
 
 __all__ = ["Observer", "train"]
 
@@ -25,6 +26,7 @@ class Observer(Protocol):
     def saved(self, checkpoint: Path) -> None: ...
     def exported(self, folder: Path) -> None: ...
     def stopped(self, step: int) -> None: ...
+    def nothing_left(self, step: int) -> None: ...
 
 
 def train(trainer: Trainer, *, observer: Observer, should_stop: Callable[[], bool]) -> bool:
@@ -41,6 +43,8 @@ def train(trainer: Trainer, *, observer: Observer, should_stop: Callable[[], boo
     observer.begin(trainer)
     _evaluate(trainer, observer)
     saved_at = trainer.step
+    if saved_at >= settings.train_iters:
+        observer.nothing_left(saved_at)
     while trainer.step < settings.train_iters:
         if trainer.is_asked_to_stop(should_stop()):
             _settle(trainer, observer)

@@ -37,13 +37,18 @@ def learning_rate(settings: TrainSettings, step: int) -> float:
     return settings.min_lr + (settings.lr - settings.min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def named_weights(stages: Sequence[Stage]) -> dict[str, list[nn.Parameter]]:
-    """This rank's weights that are trained, by the model's names; copies of one weight together."""
+def named_weights(
+    stages: Sequence[Stage], *, trained: bool = True
+) -> dict[str, list[nn.Parameter]]:
+    """This rank's weights that are trained, or those that are frozen, by the model's names.
+
+    Copies of one weight stand together.
+    """
     found: dict[str, list[nn.Parameter]] = {}
     for stage in stages:
         names = stage.weight_names()
         for name, weight in stage.named_parameters():
-            if weight.requires_grad:
+            if weight.requires_grad == trained:
                 found.setdefault(names[name], []).append(weight)
     return found
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fullbore.errors import ConfigError
+from fullbore.errors import ConfigError, RankError
 from fullbore.train.team import Team
 
 __all__ = ["RankPlace", "cores_here", "device_for", "joined", "mesh_of"]
@@ -29,15 +29,29 @@ class RankPlace:
     local_rank: int = 0
     local_size: int = 1
 
+    def speaks_of(self, error: RankError) -> bool:
+        """Whether this process is the one of its machine to tell an error that every rank has."""
+        if error.reporter is None:
+            return True
+        first = self.rank - self.local_rank
+        told_here = first <= error.reporter < first + self.local_size
+        return self.rank == error.reporter if told_here else self.local_rank == 0
+
 
 @contextmanager
 def joined(
-    place: RankPlace, device: torch.device, *, ranks: int, replicas: int = 1
+    place: RankPlace,
+    device: torch.device,
+    *,
+    ranks: int,
+    replicas: int = 1,
+    patience_s: float = 1800.0,
 ) -> Iterator[Team]:
-    """The team of all D x P ranks, while they are joined; ConfigError unless so many are there.
+    """The team of all D x P ranks, while they are joined.
 
     Ranks are numbered as Megatron does it: those that hold the same stages stand side by side,
-    so that process r is pipeline rank r // D of replica r mod D.
+    so that process r is pipeline rank r // D of replica r mod D. patience_s: how long to wait for
+    all of them to come. Raises ConfigError unless so many are there, RankError if they do not come.
     """
     if place.size != ranks * replicas:
         raise ConfigError(
@@ -48,9 +62,9 @@ def joined(
     if place.size == 1:
         yield Team()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
+    _join(place, device, patience_s)
     try:
-        yield Team(
+        team = Team(
             rank=place.rank,
             size=place.size,
             local_rank=place.local_rank,
@@ -58,7 +72,8 @@ def joined(
             group=dist.new_group(backend="gloo", timeout=_PATIENCE),
             mesh=mesh_of(device.type, ranks=ranks, replicas=replicas) if replicas > 1 else None,
         )
-        dist.barrier()
+        yield team
+        team.gather(None)  # nobody leaves before all are done
     finally:
         dist.destroy_process_group()
 
@@ -66,6 +81,22 @@ def joined(
 def mesh_of(device_type: str, *, ranks: int, replicas: int) -> DeviceMesh:
     """The D x P ranks in Megatron's order: dp varies faster than pp."""
     return init_device_mesh(device_type, (ranks, replicas), mesh_dim_names=("pp", "dp"))
+
+
+def _join(place: RankPlace, device: torch.device, patience_s: float) -> None:
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=patience_s))
+    except (dist.DistError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise RankError(
+            rank=None,
+            action="joining the others",
+            cause=(
+                f"rank {place.rank} did not reach all of the {place.size} processes within "
+                f"{patience_s:g} s: is each started, on every machine? ({reason})"
+            ),
+        ) from error
 
 
 def cores_here() -> int:
@@ -81,6 +112,8 @@ def device_for(place: RankPlace, kind: str) -> torch.device:
         return torch.device("cpu")
     devices = torch.cuda.device_count()
     if place.local_rank >= devices:
+        if devices == 0:
+            raise ConfigError("there is no GPU that torch can use here: leave --device out, or cpu")
         raise ConfigError(
             f"there are {place.local_size} ranks on this machine and {devices} GPUs: use at most "
             f"{devices} ranks, or --device cpu"

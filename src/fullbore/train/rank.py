@@ -32,9 +32,22 @@ def run_rank(
     cores = cores_here()
     torch.set_num_threads(settings.threads or max(1, cores // place.local_size))
     quiet_transformers()
-    size, replicas = settings.pipeline_model_parallel_size, settings.data_parallel_size
-    with joined(place, device, ranks=size, replicas=replicas) as team:
-        trainer = Trainer(settings, team, device=device, cores=cores)
+    with joined(
+        place,
+        device,
+        ranks=settings.pipeline_model_parallel_size,
+        replicas=settings.data_parallel_size,
+        patience_s=60 * settings.distributed_timeout_minutes,
+    ) as team:
+        trainer = Trainer(
+            settings,
+            team,
+            device=device,
+            cores=cores,
+            on_stall=lambda words: console.print(
+                words, markup=False, highlight=False, soft_wrap=True
+            ),
+        )
         observer = Reporter(console) if team.leads else Silent()
         try:
             return train(trainer, observer=observer, should_stop=should_stop)

@@ -23,7 +23,8 @@ from rich.progress import (
 
 from fullbore.errors import ConfigError
 from fullbore.runtime import SplitReport
-from fullbore.train.trainer import StepReport, Trainer
+from fullbore.train.step_report import StepReport
+from fullbore.train.trainer import Trainer
 
 __all__ = ["METRICS", "Reporter", "Silent"]
 
@@ -52,6 +53,9 @@ class Silent:
         """Say nothing."""
 
     def stopped(self, step: int) -> None:
+        """Say nothing."""
+
+    def nothing_left(self, step: int) -> None:
         """Say nothing."""
 
     def close(self) -> None:
@@ -114,6 +118,13 @@ class Reporter:
     def stopped(self, step: int) -> None:
         """Say that the run was asked to stop."""
         self._say(f"stopped after step {step}, as asked; --load goes on from there")
+
+    def nothing_left(self, step: int) -> None:
+        """Say that a resumed run is at its end already."""
+        self._say(
+            f"nothing is left to train: the checkpoint is of step {step}, and --train-iters counts "
+            "from the run's beginning; raise it to go on"
+        )
 
     def close(self) -> None:
         """Close bar and files."""

@@ -36,7 +36,9 @@ class TrainSettings(BaseModel):
     clipping. stage_layers: layers of each stage by hand, in the model's order. threads: compute
     threads of a rank; None shares the cores out. use_distributed_optimizer: each of the D replicas
     keeps the optimizer's state of a D-th of the weights. optimizer_barrier: whether all ranks wait
-    for the global norm before they step; without it steps are validated late.
+    for the global norm before they step; without it steps are validated late. stall_timeout:
+    seconds without any movement until it is told who waits for whom; distributed_timeout_minutes:
+    until a wait is given up.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -79,6 +81,8 @@ class TrainSettings(BaseModel):
     bf16: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(default=None, ge=1)
+    stall_timeout: float = Field(default=60.0, gt=0)
+    distributed_timeout_minutes: float = Field(default=30.0, gt=0)
 
     save: Path = Path("runs/train")
     load: Path | None = None
@@ -122,6 +126,11 @@ class TrainSettings(BaseModel):
     def cache(self) -> Path:
         """Where converted models and tokenized text are kept."""
         return self.data_cache_path or self.save / "cache"
+
+    @property
+    def flights(self) -> Path:
+        """Where each rank leaves what it was doing when a step failed."""
+        return self.save / "flight"
 
     @property
     def recomputation(self) -> Literal["none", "full"] | int:
@@ -299,7 +308,11 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{path}: a configuration is a table of names and values")
-    return {key.replace("-", "_"): value for key, value in values.items()}
+    named = {key.replace("-", "_"): value for key, value in values.items()}
+    if len(named) < len(values):
+        twice = next(key for key in values if "-" in key and key.replace("-", "_") in values)
+        raise ConfigError(f"{path}: {twice} and {twice.replace('-', '_')} are the same: keep one")
+    return named
 
 
 def flag(name: str) -> str:

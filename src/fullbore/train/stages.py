@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fullbore.errors import ModelError
 from fullbore.train.anatomy import Anatomy, copy_plain_attributes, replace_module
 
-__all__ = ["Part", "Stage", "parts_of", "shared_weights"]
+__all__ = ["Part", "Stage", "parts_of", "shared_weights", "token_loss"]
 
 _PREFIX = "model."
 
@@ -212,3 +213,8 @@ def _inside(name: str, modules: Any) -> bool:
 
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of logits [b, s, V] against token ids [b, s], in 32 bits."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

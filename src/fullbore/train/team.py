@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fullbore import errors
-from fullbore.errors import FullboreError
+from fullbore.errors import FullboreError, RankError
+from fullbore.runtime import lost_rank
 
 __all__ = ["Team"]
 
@@ -22,8 +24,9 @@ T = TypeVar("T")
 class Team:
     """All ranks of a run, or one alone (group None). local_rank: this rank's place on its machine.
 
-    group: for small messages between hosts, of gloo. mesh: with the dimensions "pp" and "dp",
-    where there are several replicas; without it rank is the rank of the one pipeline.
+    group: for small messages between hosts, of gloo. Where a rank is lost while the others talk
+    here, they raise RankError naming it, and cannot talk again. mesh: with the dimensions "pp" and
+    "dp", where there are several replicas; without it rank is the rank of the one pipeline.
     """
 
     rank: int = 0
@@ -62,6 +65,8 @@ class Team:
         problem: tuple[str, str] | None = None
         try:
             result.append(work())
+        except RankError:
+            raise  # every rank has it
         except FullboreError as error:
             problem = (type(error).__name__, str(error))
         except Exception as error:
@@ -85,7 +90,8 @@ class Team:
         if self.group is None:
             return [value]
         values: list[T | None] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
+        with self._noticing():
+            dist.all_gather_object(values, value, group=self.group)
         return values  # type: ignore[return-value]
 
     def any(self, flag: bool) -> bool:  # noqa: FBT001 - one value, and the name says it
@@ -93,5 +99,15 @@ class Team:
         if self.group is None:
             return flag
         flags = torch.tensor(int(flag))
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+        with self._noticing():
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
         return bool(flags)
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Find out which rank is lost if a connection breaks inside."""
+        try:
+            yield
+        except RuntimeError as error:
+            assert self.group is not None
+            raise lost_rank(self.group, error) from error

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
-from fullbore.errors import CheckpointError, DataError, ModelError, PipelineError
+from fullbore.errors import CheckpointError, DataError, FullboreError, ModelError, RankError
 from fullbore.ir import Schedule
 from fullbore.runtime import Pipeline, SplitReport, StepResult
-from fullbore.timeline import Timeline, summarize
+from fullbore.timeline import summarize
 from fullbore.train import checkpoint as checkpoints
 from fullbore.train.batches import Batch, Batches
 from fullbore.train.build import build_stage, empty_model
@@ -23,44 +22,16 @@ from fullbore.train.late import Certain, LateSteps
 from fullbore.train.optimizer import Optimizer, Shares, learning_rate, named_weights
 from fullbore.train.peak import peak_flops
 from fullbore.train.plan import Plan, make_plan
+from fullbore.train.sanity import check_loss, check_norm
 from fullbore.train.settings import TrainSettings
 from fullbore.train.sources import find_model, read_tokenizer
-from fullbore.train.stages import Stage, shared_weights
+from fullbore.train.stages import Stage, shared_weights, token_loss
+from fullbore.train.step_report import StepReport
 from fullbore.train.team import Team
 from fullbore.train.text import Corpus, Tokens, tokenize
 from fullbore.train.weight_files import WeightFiles
 
-__all__ = ["StepReport", "Trainer", "token_loss"]
-
-
-def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of logits [b, s, V] against token ids [b, s], in 32 bits."""
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """What one training step gave, the same on every rank.
-
-    step: counted from 1. step_s: seconds of the whole step, optimizer included. mfu: model FLOPs
-    against the ranks' peak together. tokens_per_s: over all replicas. bubble_fraction: measured;
-    None where that means nothing, since ranks share cores. timeline and the bytes (see
-    `StepResult`): of rank 0's replica, with recording on.
-    """
-
-    step: int
-    loss: float
-    lr: float
-    grad_norm: float
-    step_s: float
-    tokens_per_s: float
-    mfu: float
-    bubble_fraction: float | None
-    timeline: Timeline | None
-    peak_activation_bytes: tuple[int, ...] | None
-    stage_activation_bytes: tuple[int, ...] | None
-    stage_held_bytes: tuple[int, ...] | None
-    stage_input_bytes: tuple[int, ...] | None
+__all__ = ["Trainer"]
 
 
 class Trainer:
@@ -75,12 +46,14 @@ class Trainer:
         cores: int,
         schedule: Schedule | None = None,
         record: bool = True,
+        on_stall: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Load everything that this rank needs.
 
         cores: of this machine, for this run. schedule: instead of the one that the settings
-        name. record: measure each step's timeline. Raises FullboreError, the same on every rank.
+        name. record: measure each step's timeline. on_stall: is told who waits for whom, where
+        nothing moves. Raises FullboreError, the same on every rank.
         """
         self.settings, self.team, self.device = settings, team, device
         self.oversubscribed = device.type == "cpu" and team.local_size > cores
@@ -101,6 +74,10 @@ class Trainer:
             record=record and settings.optimizer_barrier,
             main_grad_dtype=torch.float32 if settings.bf16 else None,
             recompute=settings.recomputation,
+            timeout_s=60 * settings.distributed_timeout_minutes,
+            stall_timeout_s=settings.stall_timeout,
+            on_stall=on_stall,
+            flight_record=settings.flights,
         )
         shares = None
         if settings.use_distributed_optimizer and team.replicas > 1:
@@ -147,23 +124,23 @@ class Trainer:
         others hear of it with the steps that become certain.
         """
         if self._late is None:
-            return self.team.any(stop)
+            return self.pipe.total([float(stop)])[0] > 0
         self._stop = stop
         return self._late.stop_asked
 
     def train_step(self) -> StepReport:
         """One step with a barrier: M microbatches through the pipeline, clip, AdamW.
 
-        Raises RankError where a rank fails, PipelineError where loss or gradient is no number;
-        weights are then those of the step before.
+        Raises RankError where a rank fails or the loss is no number, PipelineError where the
+        gradient's norm is none; weights are then those of the step before.
         """
         start_s = self._clock()
         batch = self._batch_at(self.train_batches, self.sequences)
         lr = learning_rate(self.settings, self.step)
         result = self.pipe.step(batch.inputs.to(self.device), batch.targets.to(self.device))
-        loss = self._check_number("loss", result.loss)
+        loss = self._check_loss(result.loss, result.losses or ())
         norm = self.pipe.clip_grad_norm(self.settings.clip_grad or math.inf)
-        self._check_number("gradient's norm", norm)
+        self._check_norm(norm)
         self.optimizer.step(lr=lr)
         self.step += 1
         self.steps_here += 1
@@ -200,13 +177,14 @@ class Trainer:
             replicas=self.team.replicas,
             dtype=str(self._dtype).removeprefix("torch."),
         )
-        return checkpoints.save(
-            self._state(),
-            progress,
-            folder=self.settings.save,
-            model_folder=self.plan.folder,
-            team=self.team,
-        )
+        with self._doing("writing the checkpoint"):
+            return checkpoints.save(
+                self._state(),
+                progress,
+                folder=self.settings.save,
+                model_folder=self.plan.folder,
+                team=self.team,
+            )
 
     def resume(self, folder: Path) -> Path:
         """Go on from the newest checkpoint in a folder (or from that one), made at any P.
@@ -216,7 +194,8 @@ class Trainer:
         found = self.team.together(
             lambda: checkpoints.find_checkpoint(folder), wrong=CheckpointError
         )
-        self.team.together(lambda: self._read(found), wrong=CheckpointError)
+        with self._doing("reading the checkpoint"):
+            self.team.together(lambda: self._read(found), wrong=CheckpointError)
         return found
 
     def close(self) -> None:
@@ -305,7 +284,23 @@ class Trainer:
         state = {**self.optimizer.state(), **self._random_state()}
         for stage in self.stages.values():
             state |= {f"model.{name}": value for name, value in stage.kept_buffers().items()}
+        for name, copies in self._frozen().items():
+            state[f"model.{name}"] = copies[0].detach()
         return state
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        """Name what is done between steps in the error of a rank that is lost meanwhile."""
+        try:
+            yield
+        except RankError as error:
+            if error.step is not None:
+                raise
+            raise RankError(**{**error.state(), "action": what, "step": self.step}) from error
+
+    def _frozen(self) -> dict[str, list[nn.Parameter]]:
+        """Weights that are not trained: a resumed run must not depend on where they came from."""
+        return named_weights(list(self.stages.values()), trained=False)
 
     def _random_state(self) -> dict[str, Tensor]:
         """Where this rank's generators stand, for dropout."""
@@ -325,28 +320,46 @@ class Trainer:
             state = {name: value for name, value in state.items() if name not in random}
         checkpoints.read_state(state, checkpoint=found, group=self.team.group)
         self.optimizer.load_copies()
+        for first, *others in self._frozen().values():
+            for other in others:
+                other.detach().copy_(first)
         torch.set_rng_state(random[f"random.{self.team.rank}.cpu"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(random[f"random.{self.team.rank}.cuda"], self.device)
         self.step, self.sequences = progress.step, progress.sequences
         self._certain_steps = self.step
+        self.pipe.step_number = progress.step + 1
 
     # -- figures -------------------------------------------------------------------------------
 
-    def _check(self, loss: float | None, norm: float) -> None:
+    def _check(self, loss: float | None, losses: Sequence[Tensor], norm: float) -> None:
         """Of the step that has just become certain."""
-        self._check_number("loss", loss)
-        self._check_number("gradient's norm", norm)
+        self._check_loss(loss, losses)
+        self._check_norm(norm)
         self._certain_steps += 1
 
-    def _check_number(self, what: str, value: float | None) -> float:
-        if value is None or not math.isfinite(value):
-            self.optimizer.drop_gradients()
-            raise PipelineError(
-                f"the {what} of step {self._certain_steps + 1} is {value}: the weights are still "
-                "those of the step before; lower --lr, or look at the data"
+    def _check_loss(self, loss: float | None, losses: Sequence[Tensor]) -> float:
+        with self._dropping_gradients():
+            return check_loss(
+                loss,
+                losses,
+                step=self._certain_steps + 1,
+                last_stage=self.plan.schedule.stages - 1,
+                pipe=self.pipe,
+                team=self.team,
             )
-        return value
+
+    def _check_norm(self, norm: float) -> None:
+        with self._dropping_gradients():
+            check_norm(norm, step=self._certain_steps + 1)
+
+    @contextmanager
+    def _dropping_gradients(self) -> Iterator[None]:
+        try:
+            yield
+        except FullboreError:
+            self.optimizer.drop_gradients()
+            raise
 
     def _late_reports(self, certain: Sequence[Certain]) -> list[StepReport]:
         """Of the last steps that have become certain; nothing of them was recorded."""

@@ -1,0 +1,91 @@
+"""Runs of `fullbore train` as people start them: processes, what they say, what they write down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PATIENCE_S = 55
+
+
+def flags(folder: Path, **changes: object) -> list[str]:
+    values = {
+        "model": folder / "model",
+        "data": folder / "text.jsonl",
+        "data-cache-path": folder / "cache",
+        "seq-length": 16,
+        "global-batch-size": 4,
+        "lr": 0.001,
+        "threads": 1,
+        "device": "cpu",
+        **{name.replace("_", "-"): value for name, value in changes.items()},
+    }
+    return [part for name, value in values.items() for part in (f"--{name}", str(value))]
+
+
+FULLBORE = [sys.executable, "-m", "fullbore"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+@contextmanager
+def started(
+    command: list[str], *, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own; whatever is left of it is killed."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(env or {})},
+    )
+    try:
+        yield process
+    finally:
+        family = [process.pid, *(child.pid for child in children(process))]
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def ran(command: list[str], *, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
+    """Exit status and everything said."""
+    with started(command) as process:
+        said, _ = process.communicate(timeout=timeout_s)
+    return process.returncode, said
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> None:
+    """Until the run in this folder has written down this many lines more."""
+    wanted = len(metrics(run)) + steps
+    deadline_s = time.monotonic() + PATIENCE_S
+    while len(metrics(run)) < wanted:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline_s, "no steps"
+        time.sleep(0.05)
