@@ -132,7 +132,7 @@ def test_only_v_mins_bubble_grows_with_m_where_f_i_and_w_differ():
         assert (idle_s(generate, 128) > 1.5 * idle_s(generate, 32)) == grows
 
 
-@pytest.mark.parametrize(("ranks", "v"), product(RANKS, (1, 2, 3, 5)))
+@pytest.mark.parametrize(("ranks", "v"), list(product(RANKS, (1, 2, 3, 5))))
 def test_gis(ranks, v):
     for factor, costs in product((1, 2, 4), ANY):
         found = figures(
@@ -143,7 +143,7 @@ def test_gis(ranks, v):
         assert found.peak_activations == pytest.approx(held)
 
 
-@pytest.mark.parametrize(("ranks", "v"), product(RANKS, (1, 2, 3, 5)))
+@pytest.mark.parametrize(("ranks", "v"), list(product(RANKS, (1, 2, 3, 5))))
 def test_gis_h(ranks, v):
     group = (ranks + 1) // 2
     for factor in (2, 4, 7):
@@ -197,7 +197,7 @@ def test_dualpipe_is_dualpipe_v_of_half_as_many_ranks_with_stages_twice_as_large
         assert schedule.virtual_stages == 2
 
 
-@pytest.mark.parametrize(("ranks", "slices"), product(RANKS, (1, 2, 4)))
+@pytest.mark.parametrize(("ranks", "slices"), list(product(RANKS, (1, 2, 4))))
 def test_seq1f1b(ranks, slices):
     for microbatches, costs in product((ranks, 3 * ranks), SHORT_W):
         schedule = schedules.seq1f1b(ranks=ranks, microbatches=microbatches, slices=slices)

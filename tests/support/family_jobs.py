@@ -21,13 +21,15 @@ from fullbore.ir import Kind, Schedule
 
 @dataclass(frozen=True)
 class Case:
-    """A schedule by name."""
+    """A schedule by name, or in a CSV file."""
 
     name: str
     microbatches: int
     virtual_stages: int | None = None
 
     def schedule(self, ranks: int) -> Schedule:
+        if self.name.endswith(".csv"):
+            return Schedule.from_csv(self.name)
         return schedules.build(
             self.name,
             ranks=ranks,
@@ -37,13 +39,13 @@ class Case:
 
 
 def uneven_stages(count: int) -> list[nn.Module]:
-    """Stages of one, two or three blocks, the same on every rank."""
+    """Stages of one or two blocks, the same on every rank."""
     torch.manual_seed(1)
-    return [nn.Sequential(*(Block() for _ in range(1 + s % 3))) for s in range(count)]
+    return [nn.Sequential(*(Block() for _ in range(1 + s % 2))) for s in range(count)]
 
 
 def compare(rank: int, ranks: int, cases: list[Case]) -> dict[Case, list[str]]:
-    """For each case, what differs from one process over three steps, gradients adding up in two."""
+    """For each case, what differs from one process over two steps whose gradients add up."""
     return {case: _compare(rank, case.schedule(ranks)) for case in cases}
 
 
@@ -51,7 +53,7 @@ def _compare(rank: int, schedule: Schedule) -> list[str]:
     stages, twins = (uneven_stages(schedule.stages) for _ in range(2))
     wrong: list[str] = []
     with pipeline(stages, schedule, rank) as pipe:
-        for step, rows in enumerate((2, 2, 3)):
+        for step, rows in enumerate((2, 3)):
             m = schedule.microbatches
             x, y = batch(rows * m, seed=step)
             losses, expected = reference(twins, x.chunk(m), y.chunk(m))
@@ -59,9 +61,6 @@ def _compare(rank: int, schedule: Schedule) -> list[str]:
             wrong += differences(gradients(own(stages, schedule, rank)), expected)
             if result.losses and [float(loss) for loss in result.losses] != losses:
                 wrong.append("losses")
-            if step == 1:
-                for module in (*stages, *twins):
-                    module.zero_grad()
     return wrong
 
 
