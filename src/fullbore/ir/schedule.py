@@ -141,6 +141,11 @@ class Schedule:
         return any(bool((program.kind == Kind.I).any()) for program in self.programs)
 
     @property
+    def offloads(self) -> bool:
+        """Whether any activations leave for the host and come back."""
+        return any(bool((program.kind == Kind.OFFLOAD).any()) for program in self.programs)
+
+    @property
     def actions(self) -> int:
         """N, how many actions all programs have together."""
         return sum(len(program) for program in self.programs)
