@@ -43,17 +43,19 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 
 @dataclass(slots=True, weakref_slot=True, kw_only=True)
 class _Saved:
-    """Stands in the graph for a saved tensor, which it holds unless that is away.
+    """Stands in the graph for a saved tensor.
 
-    version: of the tensor when it was saved. storage: where it lies since it has come back.
+    tensor: shares its count of changes for good, and its memory until that leaves. version: that
+    count when it was saved. storage: where it lies since it has come back.
     """
 
-    tensor: torch.Tensor | None
+    tensor: torch.Tensor
     version: int
     dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+    is_here: bool = True
     storage: torch.UntypedStorage | None = None
 
     @staticmethod
@@ -70,18 +72,23 @@ class _Saved:
         )
 
     def check(self) -> None:
-        """Raise PipelineError where it has changed since it was saved."""
-        if self.tensor is not None and self.tensor._version != self.version:
+        """Raise PipelineError where it has changed since it was saved, as autograd would."""
+        if self.tensor._version != self.version:
             raise PipelineError(
                 f"a tensor of shape {list(self.size)} that the backward needs has been changed in "
                 f"place since it was saved (version {self.tensor._version}, expected "
                 f"{self.version}): change a copy"
             )
 
+    def let_go(self) -> None:
+        """Of the memory: it leaves."""
+        self.is_here = False
+        self.tensor.data = torch.empty(0, dtype=self.dtype, device=self.tensor.device)
+
     def take(self) -> torch.Tensor:
         """The tensor, for the backward."""
         self.check()
-        if self.tensor is not None:
+        if self.is_here:
             return self.tensor
         assert self.storage is not None, "its RELOAD comes before the backward"
         empty = torch.empty(0, dtype=self.dtype, device=self.storage.device)
@@ -138,9 +145,7 @@ class Offload:
 
     def kept(self, microbatch: int) -> Iterator[torch.Tensor]:
         """What a forward has saved, before its OFFLOAD."""
-        for saved in _alive(self._here.get(microbatch, ())):
-            if saved.tensor is not None:
-                yield saved.tensor
+        return (saved.tensor for saved in _alive(self._here.get(microbatch, ())))
 
     def leave(self, microbatch: int, leaves: Sequence[torch.Tensor], mark: Mark | None) -> Left:
         """OFFLOAD; leaves: the stage's inputs as they arrived, of which nothing but the gradient
@@ -154,7 +159,7 @@ class Offload:
                 saved.check()
                 storages[storage.data_ptr()] = storage
                 handles.setdefault(storage.data_ptr(), []).append(weakref.ref(saved))
-                saved.tensor = None
+                saved.let_go()
         for leaf in leaves:
             _empty(leaf)
         if not storages:
@@ -192,7 +197,7 @@ class Offload:
     def _leaving(self, saved: _Saved) -> torch.UntypedStorage | None:
         """The storage that leaves with a saved tensor; None where it stays."""
         tensor = saved.tensor
-        if tensor is None or type(tensor) not in _PLAIN or not _is_simple(tensor):
+        if type(tensor) not in _PLAIN or not _is_simple(tensor):
             return None
         storage = tensor.untyped_storage()
         stays = storage.nbytes() == 0 or storage.data_ptr() in self._staying.places

@@ -320,8 +320,8 @@ class _Base:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Bytes by address."""
-    found = (tensor.untyped_storage() for tensor in tensors)
+    """Bytes by address; sparse tensors have no one storage, and do not count."""
+    found = (tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
     return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
@@ -330,8 +330,7 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 def _pack(storages: dict[int, int], tensor: torch.Tensor) -> torch.Tensor:
-    storage = tensor.untyped_storage()
-    storages[storage.data_ptr()] = storage.nbytes()
+    storages |= _storages([tensor])
     return tensor.detach()  # a saved output must not hold its own graph
 
 
