@@ -232,12 +232,7 @@ Recompute = Annotated[
 ]
 RecomputeGranularity = Annotated[
     str | None,
-    option(
-        PIPELINE,
-        "--recompute-granularity",
-        metavar="full",
-        help="Megatron's word for --recompute full.",
-    ),
+    option(PIPELINE, "--recompute-granularity", metavar="full", help="Means --recompute full."),
 ]
 RecomputeMethod = Annotated[
     str | None,
