@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +42,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="+", metavar="N", choices=sorted(CASES))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here too")
     given = parser.parse_args()
-    where = f"torch {torch.__version__}, gloo"
+    where = f"torch {torch.__version__}, gloo, {platform.machine()}, {os.cpu_count()} cores"
     print(where)
     warm_up()
     found = [run(number) for number in given.only or sorted(CASES)]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import _run_finalizers  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,10 @@ class Bench:
         if left_s < 1:
             raise OutOfTime(f"not tried: the case's {CASE_LIMIT_S:.0f} s were over")
         with tempfile.TemporaryDirectory() as folder:
-            return _run(job, ranks, args, Path(folder), min(limit_s, left_s))
+            outcomes = _run(job, ranks, args, Path(folder), min(limit_s, left_s))
+        if left_s < limit_s and any(outcome.hung for outcome in outcomes):
+            raise OutOfTime(f"not known: the case's {CASE_LIMIT_S:.0f} s were over")
+        return outcomes
 
 
 def warm_up() -> None:
@@ -147,6 +151,7 @@ def _on_rank(
     writer.close()
     if outcome.failed:
         os._exit(1)  # as an uncaught error would end it; the peers see the connection close
+    _run_finalizers(0)  # what would be left behind by a process that is killed: named semaphores
     time.sleep(60)  # whoever is done stays until the others are: the parent ends it
 
 

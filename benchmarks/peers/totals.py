@@ -52,7 +52,7 @@ def case_9(bench: Bench) -> Iterator[Row]:
         sums = difference({"0.table": first + last}, {"0.table": whole})
         words = f"first copy {parts[0]}; last copy {parts[1]}; their sum {sums}"
     yield Row(tried="PipelineStage", words=offered)
-    yield (Row(tried="pipeline(), a traced model", words=words),)
+    yield Row(tried="pipeline(), a traced model", words=words)
 
 
 def own_norm(rank: int, ranks: int, kind: Kind) -> Any:
@@ -74,7 +74,7 @@ def case_10(bench: Bench) -> Iterator[Row]:
         own = " and ".join(f"{outcome.value[0]:.3f}" for outcome in outcomes)
         words = f"each rank's own norm, {own}, where one process has {outcomes[0].value[1]:.3f}"
     yield Row(tried="pipelining", words=named_like("clip", "norm"))
-    yield (Row(tried="torch's clip_grad_norm_ on each rank", words=words),)
+    yield Row(tried="torch's clip_grad_norm_ on each rank", words=words)
 
 
 def unequal_labels(rank: int, ranks: int, kind: Kind, shared: bool) -> Any:  # noqa: FBT001
@@ -103,7 +103,7 @@ def case_11(bench: Bench) -> Iterator[Row]:
         tried = (
             "a loss divided by loss_kwargs' total, scale_grads=False"
             if shared
-            else "a mean loss, as in the documentation"
+            else "a mean loss, scale_grads as it is by default"
         )
         for kind in EVERY:
             words = judge(bench.run(unequal_labels, 2, kind, shared))
