@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.util import _run_finalizers  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,9 @@ TRIAL_LIMIT_S = 9.0
 CASE_LIMIT_S = 20.0
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.pipelining"])
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed.pipelining", "torch.distributed.fsdp", "torch._dynamo", "sympy"]
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,7 +152,6 @@ def _on_rank(
     writer.close()
     if outcome.failed:
         os._exit(1)  # as an uncaught error would end it; the peers see the connection close
-    _run_finalizers(0)  # what would be left behind by a process that is killed: named semaphores
     time.sleep(60)  # whoever is done stays until the others are: the parent ends it
 
 

@@ -184,7 +184,7 @@ def failing(rank: int, ranks: int, kind: Kind, how: str) -> None:
         rig.step(*batch(2 * M))
     except RuntimeError:
         if how == "lingers" and rank == ranks - 1:
-            time.sleep(GROUP_TIMEOUT_S + 2)  # its process lives on: it saves what it can, or has a debugger
+            time.sleep(GROUP_TIMEOUT_S + 2)  # it saves what it can, or sits in a debugger
         raise
 
 
