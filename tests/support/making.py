@@ -39,11 +39,24 @@ def schedule_of(*rows: str, placement: Iterable[int], microbatches: int) -> Sche
 
 def needs_of(action: Action, schedule: Schedule, present: set[Action]) -> list[Action]:
     """What an action needs, by the definition of a pipeline: the tests' own, for comparison."""
+    step = {F: -1, B: 1, I: 1}.get(action.kind, 0)
+    neighbour = action.microbatch + step
+    carried = []
+    if step and neighbour // schedule.slices == action.microbatch // schedule.slices:
+        kinds = [F] if action.kind == F else [B, I]
+        cells = [Action(stage=action.stage, kind=kind, microbatch=neighbour) for kind in kinds]
+        carried = [cell for cell in cells if cell in present]
+    return carried + _needs_of_its_microbatch(action, schedule, present)
 
+
+def _needs_of_its_microbatch(
+    action: Action, schedule: Schedule, present: set[Action]
+) -> list[Action]:
     def near(kind: Kind, step: int = 0) -> Action:
         return Action(stage=action.stage + step, kind=kind, microbatch=action.microbatch)
 
-    last, home = schedule.stages - 1, schedule.placement.stage_to_rank
+    copies = [schedule.placement.stage_to_rank, *schedule.placement.copies]
+    last, home = schedule.stages - 1, copies[action.microbatch % len(copies)]
     backward = I if near(I) in present else B
     match action.kind:
         case Kind.F if action.stage == 0:
@@ -86,7 +99,7 @@ def runs(schedule: Schedule) -> bool:
 
 def takes_in_order(schedule: Schedule) -> bool:
     """Whether messages are taken as they were sent, on every directed pair of ranks."""
-    home = schedule.placement.stage_to_rank
+    copies = [schedule.placement.stage_to_rank, *schedule.placement.copies]
     sent: dict[tuple[int, int], list[Action]] = defaultdict(list)
     taken: dict[tuple[int, int], list[Action]] = defaultdict(list)
     for rank, program in enumerate(programs_of(schedule)):
@@ -94,9 +107,11 @@ def takes_in_order(schedule: Schedule) -> bool:
             if action.kind in (SEND_F, SEND_B):
                 step, kind = (1, RECV_F) if action.kind == SEND_F else (-1, RECV_B)
                 received = replace(action, stage=action.stage + step, kind=kind)
+                home = copies[action.microbatch % len(copies)]
                 sent[rank, home[received.stage]].append(received)
             if action.kind in (RECV_F, RECV_B):
                 step = -1 if action.kind == RECV_F else 1
+                home = copies[action.microbatch % len(copies)]
                 taken[home[action.stage + step], rank].append(action)
     return sent == taken
 
