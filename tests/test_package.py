@@ -91,7 +91,9 @@ def test_checking_a_file_needs_no_torch(tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("name", ["", "show", "simulate", "check", "schedules", "train", "compare"])
+@pytest.mark.parametrize(
+    "name", ["", "show", "simulate", "search", "check", "schedules", "train", "compare"]
+)
 def test_help_loads_nothing_heavy(name, tmp_path):
     heavy = (*TRAINING, "numba", "numpy", "perfetto", "rich")
     ran = run_blocked(command(*filter(None, [name]), "--help"), heavy, tmp_path)
@@ -122,7 +124,7 @@ def test_the_front_door_exports_what_it_says():
     classes |= {"Timeline"}
     packages = {
         *("cost", "ir", "megatron", "passes", "runtime", "schedules"),
-        *("sim", "timeline", "train", "verify", "view"),
+        *("search", "sim", "timeline", "train", "verify", "view"),
     }
     assert set(fullbore.__all__) == classes | packages
     assert set(fullbore.__all__) <= set(dir(fullbore))

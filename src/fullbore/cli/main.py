@@ -21,6 +21,7 @@ from fullbore.cli.compare import compare
 from fullbore.cli.export import export
 from fullbore.cli.help import GroupedCommand
 from fullbore.cli.schedules import schedules
+from fullbore.cli.search import search
 from fullbore.cli.show import show
 from fullbore.cli.simulate import simulate
 from fullbore.cli.train import train
@@ -28,7 +29,7 @@ from fullbore.errors import FullboreError
 
 __all__ = ["app", "main"]
 
-COMMANDS = (schedules, show, simulate, check, train, compare, export)
+COMMANDS = (schedules, show, simulate, search, check, train, compare, export)
 
 app = typer.Typer(
     name="fullbore",

@@ -67,7 +67,8 @@ class Action:
         if match is None:
             raise NotationError(
                 f"{text.strip()[:40]!r} is not an action: write stage, kind and microbatch, "
-                f"such as 2F0 (kinds: {', '.join(kind.name for kind in Kind)})"
+                f"such as 2F0 (numbers of up to 9 digits; kinds: "
+                f"{', '.join(kind.name for kind in Kind)})"
             )
         stage, kind, microbatch = match.groups()
         return Action(stage=int(stage), kind=Kind[kind], microbatch=int(microbatch))

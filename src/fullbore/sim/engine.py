@@ -78,7 +78,7 @@ def _state(schedule: Schedule, costs: Costs) -> Problem:
         reader=reader,
         link=link,
         links=links + schedule.ranks,
-        occupancy_s=_occupancies(flat, copies, costs),
+        occupancy_s=_occupancies(schedule, flat, copies, costs),
         duration_s=duration_s,
         lead_s=np.where(flat.kind < Kind.OFFLOAD, costs.overhead_s, 0.0),
     )
@@ -90,8 +90,10 @@ def _reloads(flat: FlatSchedule, deps: Dependencies) -> Indices:
     return np.where(has, deps.stored, -1)
 
 
-def _occupancies(flat: FlatSchedule, copies: npt.NDArray[np.bool_], costs: Costs) -> Floats:
-    """How long each action [N] keeps its link or copy channel busy."""
+def _occupancies(
+    schedule: Schedule, flat: FlatSchedule, copies: npt.NDArray[np.bool_], costs: Costs
+) -> Floats:
+    """How long each action [N] keeps its link or copy channel busy, of a slice its share."""
     occupancy_s = np.full(len(flat.kind), costs.occupancy_s)
     if copies.any():
         table = [
@@ -106,7 +108,7 @@ def _occupancies(flat: FlatSchedule, copies: npt.NDArray[np.bool_], costs: Costs
                 f"the schedule has {flat.action(int(unknown[0]))}, and nothing says how long that "
                 "takes: give offload_s a stage, or activation_bytes and offload_bytes_per_s"
             )
-    return occupancy_s
+    return occupancy_s / schedule.slices
 
 
 def _refuse_gaps(flat: FlatSchedule, deps: Dependencies, stages: int) -> None:
@@ -116,7 +118,8 @@ def _refuse_gaps(flat: FlatSchedule, deps: Dependencies, stages: int) -> None:
     needs_value = (kind >= Kind.SEND_F) | ((kind == Kind.F) & (stage > 0))
     needs_value |= backward & (stage < stages - 1)
     needs_stored = (kind > Kind.F) & (kind < Kind.SEND_F)
-    late = needs_stored & (deps.stored >= np.arange(len(kind)))
+    position = np.arange(len(kind))
+    late = (needs_stored & (deps.stored >= position)) | (deps.carried >= position)
     wrong = (needs_value & (deps.value < 0)) | (needs_stored & (deps.stored < 0)) | late
     if wrong.any():
         index = int(np.flatnonzero(wrong)[0])
@@ -128,7 +131,9 @@ def _refuse_gaps(flat: FlatSchedule, deps: Dependencies, stages: int) -> None:
 
 
 def _durations(schedule: Schedule, flat: FlatSchedule, costs: Costs) -> Floats:
-    """Seconds of each action [N]; communication takes the rank no time of its own."""
+    """Seconds of each action [N], of a slice its share; communication takes the rank no time of
+    its own.
+    """
     if len(costs.stages) != schedule.stages:
         raise CostsError(
             f"the costs describe {len(costs.stages)} stages, the schedule has {schedule.stages}: "
@@ -144,7 +149,7 @@ def _durations(schedule: Schedule, flat: FlatSchedule, costs: Costs) -> Floats:
     table[Kind.I] = [stage.input_grad_s or 0.0 for stage in costs.stages]
     table[Kind.W] = [stage.weight_grad_s or 0.0 for stage in costs.stages]
     table[Kind.R] = [stage.recomputation_s for stage in costs.stages]
-    return np.asarray(table[flat.kind, flat.stage])
+    return np.asarray(table[flat.kind, flat.stage]) / schedule.slices
 
 
 def _run(schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool) -> Times:

@@ -57,7 +57,7 @@ def live_curves(
         backward; None for a stage that does not recompute. By default nothing where there is an R.
     leaves_at_offload: [S], what of it is away from the end of an OFFLOAD to the start of the
         RELOAD; by default, and where None, all that the forward keeps.
-    All in the same unit, such as bytes.
+    All in the same unit, such as bytes; a slice of a microbatch holds its share.
     """
     own = timeline.kind < Kind.SEND_F
     cell = timeline.stage[own], timeline.microbatch[own]
@@ -67,7 +67,9 @@ def live_curves(
     has_own[cell[0][is_[Kind.R]], cell[1][is_[Kind.R]]] = True
     forward = _table(held_after_forward, schedule, schedule.ranks / schedule.stages)[cell[0]]
     halved = (
-        forward if held_after_input_grad is None else np.asarray(held_after_input_grad)[cell[0]]
+        forward
+        if held_after_input_grad is None
+        else _table(held_after_input_grad, schedule, 0.0)[cell[0]]
     )
     before = _given(held_before_recompute, schedule)[cell[0]]
     before = np.where(np.isnan(before), np.where(has_own[cell], 0.0, forward), before)
@@ -109,10 +111,12 @@ def _curve(times_s: Floats, changes: Floats) -> Curve:
 
 
 def _table(given: Sequence[float] | None, schedule: Schedule, default: float) -> Floats:
-    return np.full(schedule.stages, default) if given is None else np.asarray(given, dtype=float)
+    held = np.full(schedule.stages, default) if given is None else np.asarray(given, dtype=float)
+    return held / schedule.slices
 
 
 def _given(given: Sequence[float | None] | None, schedule: Schedule) -> Floats:
     """By stage; not a number where that is not said."""
     none = [float("nan")] * schedule.stages
-    return np.array(none if given is None else [float("nan") if g is None else g for g in given])
+    held = none if given is None else [float("nan") if g is None else g for g in given]
+    return np.array(held) / schedule.slices

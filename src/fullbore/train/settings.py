@@ -326,7 +326,11 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{path}: a configuration is a table of names and values")
-    return {key.replace("-", "_"): value for key, value in values.items()}
+    named = {key.replace("-", "_"): value for key, value in values.items()}
+    if len(named) < len(values):
+        twice = next(key for key in values if "-" in key and key.replace("-", "_") in values)
+        raise ConfigError(f"{path}: {twice} and {twice.replace('-', '_')} are the same: keep one")
+    return named
 
 
 def flag(name: str) -> str:

@@ -36,13 +36,21 @@ def known(case: Case) -> Iterator[Finding]:
 
 def placed(case: Case) -> Iterator[Finding]:
     """Every action stands on the rank that holds its stage."""
-    home = case.home[case.flat.stage]
+    home = case.homes[case.flat.microbatch % len(case.homes), case.flat.stage]
     for index in np.flatnonzero(home != case.flat.rank).tolist():
         yield case.at(
             index,
-            detail=f"stage {case.flat.stage[index]} is on rank {home[index]}",
+            detail=f"stage {case.flat.stage[index]} is on rank {home[index]}"
+            f"{_of_copy(case, index)}",
             remedy=f"move it to rank {home[index]}, or change the placement",
         )
+
+
+def _of_copy(case: Case, index: int) -> str:
+    """Where there are several copies of the model, for which microbatches that holds."""
+    copies = len(case.homes)
+    number = case.flat.microbatch[index] % copies
+    return "" if copies == 1 else f" for microbatches {number}, {number + copies}, ..."
 
 
 def complete(case: Case) -> Iterator[Finding]:
@@ -102,7 +110,7 @@ def _both_made_again_and_brought_back(
 def ordered(case: Case) -> Iterator[Finding]:
     """On a rank, what an action needs stands before it."""
     flat = case.flat
-    for needed in (case.needs.value, case.needs.stored):
+    for needed in (case.needs.value, case.needs.stored, case.needs.carried):
         position = np.arange(len(needed))
         late = (needed > position) & (flat.rank[needed] == flat.rank)
         for index in np.flatnonzero(late).tolist():
@@ -127,7 +135,7 @@ def live_activations(case: Case) -> Iterator[Finding]:
     if case.peak_limits is None:
         return
     flat, schedule = case.flat, case.schedule
-    unit = schedule.ranks / schedule.stages
+    unit = schedule.activation_unit
     counts = {Kind.F: 1, Kind.R: 1, Kind.RELOAD: 1, Kind.B: -1, Kind.W: -1, Kind.OFFLOAD: -1}
     change = np.array([counts.get(kind, 0) for kind in Kind])[flat.kind]
     again = case.counts(Kind.R)[flat.stage, flat.microbatch] > 0

@@ -1,0 +1,7 @@
+"""Schedules found, not written: costs and a memory limit in, schedule and lower bound out."""
+
+from fullbore.search.candidates import Job
+from fullbore.search.memory import MemoryLimit
+from fullbore.search.search import Found, Limits, Progress, search
+
+__all__ = ["Found", "Job", "Limits", "MemoryLimit", "Progress", "search"]

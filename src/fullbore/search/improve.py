@@ -1,0 +1,215 @@
+"""Local search on programs: small changes where they matter, kept when they help, or nearly.
+
+A change matters only if it touches the chain of actions that decides the objective. So a move
+takes an action of that chain and puts it before or behind others of its rank's program, or joins
+or splits a backward. Worse programs are accepted with a probability that falls with how much
+worse they are (simulated annealing); the best ones seen are kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fullbore.search.evaluate import evaluate, is_legal, objective
+from fullbore.search.instance import Instance, Work
+from fullbore.search.jit import kernel
+
+__all__ = ["anneal", "seed_kernels"]
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+_TAIL = 0.02  # how much the mean of all ranks' ends counts beside the objective
+
+
+@kernel
+def seed_kernels(seed: int) -> None:
+    """Set the random numbers of all kernels of this thread."""
+    np.random.seed(seed)
+
+
+@kernel
+def anneal(
+    instance: Instance,
+    program: Tokens,  # in and out [P, L]: the programs that the walk stands at
+    count: Indices,  # in and out [P]
+    spans: bool,  # noqa: FBT001 (numba has no keyword-only)
+    temperature_s: float,
+    moves: int,
+    enough_s: float,
+    best_program: Tokens,  # in and out: the best ones seen
+    best_count: Indices,
+    best_s: float,
+    work: Work,
+) -> float:
+    """Try so many moves; the objective of the best programs (best_s if none were better)."""
+    path = np.zeros((instance.ranks * program.shape[1], 2), dtype=np.int64)
+    if not evaluate(instance, program, count, work):
+        return best_s
+    value_s = objective(work, spans)
+    energy_s = _energy(work, value_s, spans)
+    steps = _critical(instance, program, count, spans, work, path)
+    move = np.zeros(4, dtype=np.int64)
+    for _ in range(moves):
+        _propose(instance, program, count, path, steps, move)
+        rank, here, there, change = move[0], move[1], move[2], move[3]
+        if here == there and change == 0:
+            continue
+        _apply(program, count, rank, here, there, change)
+        runs = is_legal(instance, program, count, work, rank)
+        runs = runs and evaluate(instance, program, count, work)
+        value_s = objective(work, spans)
+        now_s = _energy(work, value_s, spans)
+        if not runs or not _accepts(now_s - energy_s, temperature_s):
+            _undo(program, count, rank, here, there, change)
+            continue
+        energy_s = now_s
+        steps = _critical(instance, program, count, spans, work, path)
+        if value_s < best_s:
+            best_s = value_s
+            best_program[:] = program
+            best_count[:] = count
+            if best_s <= enough_s:
+                break
+    return best_s
+
+
+@kernel
+def _accepts(worse_s: float, temperature_s: float) -> bool:
+    return worse_s <= 0.0 or np.random.random() < np.exp(-worse_s / temperature_s)
+
+
+@kernel
+def _energy(work: Work, value_s: float, spans: bool) -> float:  # noqa: FBT001
+    """The objective, and a little of the mean of what all ranks take."""
+    total_s = 0.0
+    for rank in range(len(work.clock_s)):
+        total_s += work.clock_s[rank] - (work.start_s[rank, 0] if spans else 0.0)
+    return value_s + _TAIL * total_s / len(work.clock_s)
+
+
+@kernel
+def _critical(
+    instance: Instance,
+    program: Tokens,
+    count: Indices,
+    spans: bool,  # noqa: FBT001
+    work: Work,
+    path: Indices,  # out [n, 2] rank and index, from the last one back
+) -> int:
+    """The chain of tokens that decides the objective, after an evaluation; how many there are."""
+    start_s, ready_s, place, number = work.start_s, work.ready_s, work.place, work.number
+    duration_s, home, clock_s = instance.duration_s, instance.home, work.clock_s
+    rank, worst_s = 0, -1.0
+    for r in range(instance.ranks):
+        span_s = clock_s[r] - (start_s[r, 0] if spans else 0.0)
+        if span_s > worst_s:
+            rank, worst_s = r, span_s
+    index, steps = count[rank] - 1, 0
+    while True:
+        path[steps, 0], path[steps, 1] = rank, index
+        steps += 1
+        token = program[rank, index]
+        stage, kind = token >> 2, token & 3
+        free_s = -1.0
+        if index > 0:
+            before = program[rank, index - 1]
+            free_s = start_s[rank, index - 1] + duration_s[before]
+        way = 0 if kind == 0 else 1
+        if kind != 3 and stage != way * (instance.stages - 1):
+            microbatch = number[rank, index]
+            there_s = ready_s[way, stage, microbatch]
+            if there_s > free_s or (there_s == free_s and np.random.random() < 0.5):
+                stage -= 1 - 2 * way
+                rank, index = home[stage], place[way, stage, microbatch]
+                continue
+        index -= 1
+        if index < 0:
+            return steps
+
+
+@kernel
+def _propose(
+    instance: Instance, program: Tokens, count: Indices, path: Indices, steps: int, move: Indices
+) -> None:
+    """Draw a move: move[0] rank, [1] from, [2] to, [3] 1 to join I and W, 2 to split a B."""
+    at = np.random.randint(steps)
+    rank, here = path[at, 0], path[at, 1]
+    length = count[rank]
+    move[0], move[1], move[2], move[3] = rank, here, here, 0
+    luck = np.random.random()
+    if luck < 0.04 and instance.splits:
+        _propose_change(program, length, rank, here, move)
+        return
+    if luck < 0.12:
+        rank = np.random.randint(instance.ranks)
+        length = count[rank]
+        here = np.random.randint(length)
+        move[0], move[1] = rank, here
+    far = 1
+    while far < length and np.random.random() < 0.75:
+        far += 1 + far // 8
+    token = program[rank, here]
+    later = np.random.random() < (0.75 if token & 3 == 3 else 0.35)
+    there = here + far if later else here - far
+    move[2] = min(max(there, 0), length - 1)
+
+
+@kernel
+def _propose_change(program: Tokens, length: int, rank: int, here: int, move: Indices) -> None:
+    """Join the I at, or next before, this place with the next W of its stage; or split a B."""
+    for index in range(here, max(-1, here - 8), -1):
+        token = program[rank, index]
+        if token & 3 == 1:
+            move[1], move[2], move[3] = index, index, 2
+            return
+        if token & 3 == 2:
+            for after in range(index + 1, length):
+                if program[rank, after] == token + 1:
+                    move[1], move[2], move[3] = index, after, 1
+                    return
+            return
+
+
+@kernel
+def _apply(program: Tokens, count: Indices, rank: int, here: int, there: int, change: int) -> None:
+    if change == 0:
+        _shift(program, rank, here, there)
+    elif change == 1:
+        program[rank, here] -= 1
+        _shift(program, rank, there, count[rank] - 1)
+        count[rank] -= 1
+    else:
+        program[rank, here] += 1
+        program[rank, count[rank]] = program[rank, here] + 1
+        count[rank] += 1
+        _shift(program, rank, count[rank] - 1, here + 1)
+
+
+@kernel
+def _undo(program: Tokens, count: Indices, rank: int, here: int, there: int, change: int) -> None:
+    if change == 0:
+        _shift(program, rank, there, here)
+    elif change == 1:
+        count[rank] += 1
+        _shift(program, rank, count[rank] - 1, there)
+        program[rank, here] += 1
+    else:
+        _shift(program, rank, here + 1, count[rank] - 1)
+        count[rank] -= 1
+        program[rank, here] -= 1
+
+
+@kernel
+def _shift(program: Tokens, rank: int, here: int, there: int) -> None:
+    """Take the token at `here` out and put it at `there`."""
+    token = program[rank, here]
+    if there > here:
+        for index in range(here, there):
+            program[rank, index] = program[rank, index + 1]
+    else:
+        for index in range(here, there, -1):
+            program[rank, index] = program[rank, index - 1]
+    program[rank, there] = token

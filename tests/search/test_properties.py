@@ -1,0 +1,163 @@
+"""What holds for every search: lawful, within memory, as good as any named one, above the bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fullbore.cost import Costs
+from fullbore.cost.recut import recut
+from fullbore.errors import ConfigError, ScheduleError
+from fullbore.ir import Schedule
+from fullbore.schedules import FAMILIES, build
+from fullbore.search import Found, Job, Limits, MemoryLimit, search
+from fullbore.sim import simulate
+from fullbore.timeline import live_curves, summarize
+from fullbore.verify import verify
+
+SECONDS = st.integers(min_value=1, max_value=24).map(lambda n: n / 8)
+MAYBE_SECONDS = st.integers(min_value=0, max_value=16).map(lambda n: n / 8)
+BYTES = st.integers(min_value=1, max_value=9)
+
+
+@dataclass(frozen=True)
+class Case:
+    job: Job
+    seed: int
+
+    def found(self, moves: int = 1500) -> Found:
+        return search(self.job, limits=Limits(time_s=None, moves=moves), seed=self.seed)
+
+
+@st.composite
+def stage(draw: st.DrawFn, *, splits: bool, has_bytes: bool) -> dict[str, float]:
+    costs = {"forward_s": draw(SECONDS)}
+    if splits:
+        costs |= {"input_grad_s": draw(SECONDS), "weight_grad_s": draw(MAYBE_SECONDS)}
+    if not splits or draw(st.booleans()):
+        costs["backward_s"] = draw(SECONDS)
+    if has_bytes:
+        costs["activation_bytes"] = draw(BYTES)
+        if draw(st.booleans()):
+            costs["input_grad_held_bytes"] = draw(BYTES)
+        if draw(st.booleans()):
+            costs["recompute_input_bytes"] = draw(st.integers(1, 3))
+    return costs
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    ranks, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 7))
+    chunks = draw(st.integers(1, 3))
+    splits, has_bytes = draw(st.booleans()), draw(st.booleans())
+    stages = [draw(stage(splits=splits, has_bytes=has_bytes)) for _ in range(ranks * chunks)]
+    costs = Costs.parse(
+        {
+            "stages": stages,
+            "hop_s": draw(MAYBE_SECONDS),
+            "message_bytes": draw(st.sampled_from([0, 3])),
+            "bandwidth_bytes_per_s": 8,
+            "overhead_s": draw(st.sampled_from([0.0, 0.125])),
+        }
+    )
+    limits = [None, "1x", "0.6x", f"{draw(st.integers(1, 9)) / 2}"]
+    limits += [f"{draw(st.integers(2, 40))}B"] if has_bytes else []
+    limit = draw(st.sampled_from(limits))
+    return Case(
+        job=Job(
+            costs=costs,
+            ranks=ranks,
+            microbatches=microbatches,
+            virtual_stages=None,
+            memory_limit=None if limit is None else MemoryLimit.parse(limit),
+            spans=draw(st.booleans()),
+        ),
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+def peaks(schedule: Schedule, costs: Costs, *, in_bytes: bool) -> list[float]:
+    """What each rank holds at the most, by the timeline's own account."""
+    timeline = simulate(schedule, costs)
+    if not in_bytes:
+        return [curve.peak for curve in live_curves(timeline, schedule)]
+    held = [stage.activation_bytes for stage in costs.stages]
+    curves = live_curves(
+        timeline,
+        schedule,
+        held_after_forward=held,
+        held_after_input_grad=[
+            whole if stage.input_grad_held_bytes is None else stage.input_grad_held_bytes
+            for stage, whole in zip(costs.stages, held, strict=True)
+        ],
+        held_before_recompute=[stage.recompute_input_bytes for stage in costs.stages],
+    )
+    return [curve.peak for curve in curves]
+
+
+def fits(job: Job, schedule: Schedule, costs: Costs) -> bool:
+    limit = job.memory_limit
+    if limit is None:
+        return True
+    most = limit.resolve(job.costs, ranks=job.ranks, microbatches=job.microbatches)
+    in_bytes = limit.counts_bytes(job.costs)
+    return max(peaks(schedule, costs, in_bytes=in_bytes)) <= most * (1 + 1e-6)
+
+
+def value_s(job: Job, schedule: Schedule, costs: Costs) -> float:
+    timeline = simulate(schedule, costs)
+    if not job.spans:
+        return timeline.makespan_s
+    summary = summarize(timeline, schedule)
+    return sum(summary.busy_s) / schedule.ranks / (1 - summary.span_bubble_fraction)
+
+
+def named(job: Job) -> dict[str, float]:
+    """The objective of every named schedule that fits, built and simulated here."""
+    have, found = len(job.costs.stages), {}
+    for v in (v for v in range(1, 9) if have % (job.ranks * v) == 0):
+        for family in FAMILIES:
+            takes = {"virtual_stages": v} if family.takes_virtual_stages else {}
+            size = {"ranks": job.ranks, "microbatches": job.microbatches}
+            try:
+                schedule = build(family.name, **size, **takes)
+            except ScheduleError:
+                continue
+            if have % schedule.stages == 0 and schedule.ranks == job.ranks:
+                costs = recut(job.costs, stages=schedule.stages)
+                splits = all(one.is_split for one in costs.stages)
+                if (splits or not schedule.splits_backward) and fits(job, schedule, costs):
+                    found[f"{family.name} {v}"] = value_s(job, schedule, costs)
+    return found
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_a_found_schedule_is_lawful_fits_and_lies_between_bound_and_named(case):
+    try:
+        found = case.found()
+    except ConfigError as error:
+        assert "too tight" in str(error)
+        assert not named(case.job)
+        return
+    assert verify(found.schedule) == []
+    assert fits(case.job, found.schedule, found.costs)
+    assert value_s(case.job, found.schedule, found.costs) == pytest.approx(found.value_s, rel=1e-12)
+    if not case.job.spans:
+        assert simulate(found.schedule, found.costs).makespan_s == found.value_s
+    assert found.bound_s <= found.value_s
+    for name, seconds in named(case.job).items():
+        assert found.value_s <= seconds * (1 + 1e-12), name
+
+
+@settings(max_examples=20)
+@given(cases())
+def test_a_seed_gives_the_same_schedule_again(case):
+    try:
+        found = case.found(3000)
+    except ConfigError:
+        return
+    assert case.found(3000).schedule == found.schedule
