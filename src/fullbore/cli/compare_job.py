@@ -171,12 +171,12 @@ def _refuse_unused(values: Mapping[str, Any], asked: Asked) -> None:
 def _refuse_differences(schedules: Sequence[Schedule], ranks: int, microbatches: int) -> None:
     """Only one job can be compared: one P, one M, and a name for each schedule."""
     for schedule in schedules:
+        check_runnable(schedule)
         if (schedule.ranks, schedule.microbatches) != (ranks, microbatches):
             raise ConfigError(
                 f"{schedule.name} has P={schedule.ranks} and M={schedule.microbatches}, and the "
                 f"job P={ranks} and M={microbatches}: compare schedules of one P and M"
             )
-        check_runnable(schedule)
     names = [schedule.name for schedule in schedules]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
