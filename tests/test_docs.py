@@ -8,6 +8,9 @@ import shutil
 import pytest
 from golden import DOCUMENTS, EXAMPLES, IMAGES, ROOT, run, steps
 
+from fullbore.schedules import FAMILIES
+
+OLDER = ("gpipe", "1f1b", "interleaved", "looped-bfs")  # shown in the README and the tutorial
 NAMES = [document.name for document in DOCUMENTS]
 
 
@@ -49,6 +52,14 @@ def test_the_readme_says_what_every_package_is():
     for entry in (ROOT / "src" / "fullbore").iterdir():
         if entry.is_dir() and entry.name != "__pycache__":
             assert re.search(rf"^  {entry.name}/ +\w", readme, re.MULTILINE), entry.name
+
+
+def test_the_page_of_schedules_has_the_formulas_of_the_table():
+    page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    for family in FAMILIES:
+        row = f"| `{family.name}` | {family.bubble} | {family.memory} | {family.holds} |"
+        assert row in page
+        assert f"fullbore show {family.name} " in page or family.name in OLDER
 
 
 def test_files_named_in_the_readme_exist():
