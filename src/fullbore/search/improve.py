@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fullbore.search.evaluate import evaluate, is_legal, objective
+from fullbore.search.evaluate import copy_changes, evaluate, is_legal, objective, resume
 from fullbore.search.instance import Instance, Work
 from fullbore.search.jit import kernel
 
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 
-_TAIL = 0.02  # how much the mean of all ranks' ends counts beside the objective
+_TAIL = 0.02  # how much the mean of all ranks counts beside the objective
 
 
 @kernel
@@ -42,14 +42,13 @@ def anneal(
     best_program: Tokens,  # in and out: the best ones seen
     best_count: Indices,
     best_s: float,
-    work: Work,
+    work: Work,  # scratch
+    trial: Work,  # scratch
 ) -> float:
     """Try so many moves; the objective of the best programs (best_s if none were better)."""
     path = np.zeros((instance.ranks * program.shape[1], 2), dtype=np.int64)
-    if not evaluate(instance, program, count, work):
-        return best_s
-    value_s = objective(work, spans)
-    energy_s = _energy(work, value_s, spans)
+    least_s = _begin(instance, program, count, work, trial)
+    energy_s = _energy(work, spans)
     steps = _critical(instance, program, count, spans, work, path)
     move = np.zeros(4, dtype=np.int64)
     for _ in range(moves):
@@ -57,37 +56,67 @@ def anneal(
         rank, here, there, change = move[0], move[1], move[2], move[3]
         if here == there and change == 0:
             continue
+        busy_s = trial.busy_s[rank]
         _apply(program, count, rank, here, there, change)
-        runs = is_legal(instance, program, count, work, rank)
-        runs = runs and evaluate(instance, program, count, work)
-        value_s = objective(work, spans)
-        now_s = _energy(work, value_s, spans)
-        if not runs or not _accepts(now_s - energy_s, temperature_s):
-            _undo(program, count, rank, here, there, change)
-            continue
-        energy_s = now_s
-        steps = _critical(instance, program, count, spans, work, path)
-        if value_s < best_s:
-            best_s = value_s
-            best_program[:] = program
-            best_count[:] = count
-            if best_s <= enough_s:
-                break
+        allowed_s = energy_s - temperature_s * np.log(1.0 - np.random.random())
+        most_s = allowed_s - _TAIL * least_s
+        runs = is_legal(instance, program, count, trial, rank)
+        if runs:
+            begin = min(here, there)
+            runs = resume(instance, program, count, trial, rank, begin, most_s, spans)
+            if runs and _energy(trial, spans) <= allowed_s:
+                copy_changes(instance, trial, work)
+                energy_s = _energy(work, spans)
+                steps = _critical(instance, program, count, spans, work, path)
+                value_s = objective(work, spans)
+                if value_s < best_s:
+                    best_s = value_s
+                    best_program[:] = program
+                    best_count[:] = count
+                    if best_s <= enough_s:
+                        break
+                continue
+            _forget(instance, work, trial)
+        trial.busy_s[rank] = busy_s
+        _undo(program, count, rank, here, there, change)
     return best_s
 
 
 @kernel
-def _accepts(worse_s: float, temperature_s: float) -> bool:
-    return worse_s <= 0.0 or np.random.random() < np.exp(-worse_s / temperature_s)
+def _begin(instance: Instance, program: Tokens, count: Indices, work: Work, trial: Work) -> float:
+    """Evaluate for both, and the least that the mean of all ranks' times can be."""
+    least_s = 0.0
+    for rank in range(instance.ranks):
+        is_legal(instance, program, count, trial, rank)
+        for at in range(instance.first[rank], instance.first[rank + 1]):
+            stage = instance.own[at]
+            whole = instance.duration_s[stage * 4 + 1]
+            if instance.splits:
+                whole = min(whole, instance.duration_s[stage * 4 + 2 : stage * 4 + 4].sum())
+            whole += instance.duration_s[stage * 4] + 2 * instance.lead_s
+            least_s += instance.microbatches * whole
+    evaluate(instance, program, count, work)
+    evaluate(instance, program, count, trial)
+    return least_s / instance.ranks
 
 
 @kernel
-def _energy(work: Work, value_s: float, spans: bool) -> float:  # noqa: FBT001
+def _forget(instance: Instance, work: Work, trial: Work) -> None:
+    """Put back what an evaluation has changed, whether it came to its end or not."""
+    work.from_position[:] = trial.from_position
+    work.from_done[:] = trial.from_done
+    work.position[:] = trial.position
+    work.done[:2] = trial.done[:2]
+    copy_changes(instance, work, trial)
+
+
+@kernel
+def _energy(work: Work, spans: bool) -> float:  # noqa: FBT001
     """The objective, and a little of the mean of what all ranks take."""
     total_s = 0.0
     for rank in range(len(work.clock_s)):
         total_s += work.clock_s[rank] - (work.start_s[rank, 0] if spans else 0.0)
-    return value_s + _TAIL * total_s / len(work.clock_s)
+    return objective(work, spans) + _TAIL * total_s / len(work.clock_s)
 
 
 @kernel
@@ -100,7 +129,8 @@ def _critical(
     path: Indices,  # out [n, 2] rank and index, from the last one back
 ) -> int:
     """The chain of tokens that decides the objective, after an evaluation; how many there are."""
-    start_s, ready_s, place, number = work.start_s, work.ready_s, work.place, work.number
+    start_s, sent_s, place, number = work.start_s, work.sent_s, work.place, work.number
+    link, hop_s = instance.link, instance.hop_s
     duration_s, home, clock_s = instance.duration_s, instance.home, work.clock_s
     rank, worst_s = 0, -1.0
     for r in range(instance.ranks):
@@ -120,9 +150,11 @@ def _critical(
         way = 0 if kind == 0 else 1
         if kind != 3 and stage != way * (instance.stages - 1):
             microbatch = number[rank, index]
-            there_s = ready_s[way, stage, microbatch]
+            stage -= 1 - 2 * way
+            there_s = sent_s[way, stage, microbatch]
+            if link[way, stage] >= 0:
+                there_s += hop_s
             if there_s > free_s or (there_s == free_s and np.random.random() < 0.5):
-                stage -= 1 - 2 * way
                 rank, index = home[stage], place[way, stage, microbatch]
                 continue
         index -= 1
