@@ -182,10 +182,10 @@ def objective(work: Work, spans: bool) -> float:  # noqa: FBT001
 def is_legal(instance: Instance, program: Tokens, count: Indices, work: Work, rank: int) -> bool:
     """Whether a rank's program is within memory, with every F before its backward before its W.
 
-    Leaves the rank's `busy_s` where it is.
+    Fills the rank's `busy_s`, and `live`, `flying` and `pending` as far as it is.
     """
     done, split, rise, change = work.done, work.split, instance.rise, instance.change
-    duration_s = instance.duration_s
+    duration_s, lives, flying, pending = instance.duration_s, work.live, work.flying, work.pending
     for at in range(instance.first[rank], instance.first[rank + 1]):
         done[:, instance.own[at]] = 0
         split[instance.own[at]] = 0
@@ -193,6 +193,9 @@ def is_legal(instance: Instance, program: Tokens, count: Indices, work: Work, ra
     for index in range(count[rank]):
         token = program[rank, index]
         stage, kind = token >> 2, token & 3
+        lives[rank, index] = live
+        flying[rank, index] = done[0, stage] - done[1, stage]
+        pending[rank, index] = split[stage] - done[2, stage]
         busy_s += duration_s[token]
         if live + rise[token] > limit:
             return False
@@ -201,12 +204,12 @@ def is_legal(instance: Instance, program: Tokens, count: Indices, work: Work, ra
             done[0, stage] += 1
         elif kind == 3:
             done[2, stage] += 1
-            if done[2, stage] > split[stage]:
+            if pending[rank, index] < 1:
                 return False
         else:
             done[1, stage] += 1
             split[stage] += kind - 1
-            if done[1, stage] > done[0, stage]:
+            if flying[rank, index] < 1:
                 return False
     work.busy_s[rank] = busy_s
     return True

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fullbore.search.evaluate import copy_changes, evaluate, is_legal, objective, resume
 from fullbore.search.instance import Instance, Work
 from fullbore.search.jit import kernel
+from fullbore.search.moves import can_shift, clip, fill_tails, promise
 
 __all__ = ["anneal", "seed_kernels"]
 
@@ -21,6 +22,8 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 
+_BLIND = 8  # moves that change nothing, until chain and tails are looked up again
+_ROUNDING = 1e-12
 _TAIL = 0.02  # how much the mean of all ranks counts beside the objective
 
 
@@ -42,44 +45,89 @@ def anneal(
     best_program: Tokens,  # in and out: the best ones seen
     best_count: Indices,
     best_s: float,
-    work: Work,  # scratch
+    work: Work,  # scratch: what is known of `program`
     trial: Work,  # scratch
 ) -> float:
     """Try so many moves; the objective of the best programs (best_s if none were better)."""
     path = np.zeros((instance.ranks * program.shape[1], 2), dtype=np.int64)
+    ends_s = np.zeros(program.shape[1])
     least_s = _begin(instance, program, count, work, trial)
-    energy_s = _energy(work, spans)
-    steps = _critical(instance, program, count, spans, work, path)
+    energy_s, value_s = _energy(work, spans), objective(work, spans)
+    steps = _look(instance, program, count, spans, work, path)
     move = np.zeros(4, dtype=np.int64)
+    unseen = 0
     for _ in range(moves):
         _propose(instance, program, count, path, steps, move)
         rank, here, there, change = move[0], move[1], move[2], move[3]
-        if here == there and change == 0:
-            continue
-        busy_s = trial.busy_s[rank]
-        _apply(program, count, rank, here, there, change)
-        allowed_s = energy_s - temperature_s * np.log(1.0 - np.random.random())
-        most_s = allowed_s - _TAIL * least_s
-        runs = is_legal(instance, program, count, trial, rank)
-        if runs:
-            begin = min(here, there)
-            runs = resume(instance, program, count, trial, rank, begin, most_s, spans)
-            if runs and _energy(trial, spans) <= allowed_s:
-                copy_changes(instance, trial, work)
-                energy_s = _energy(work, spans)
-                steps = _critical(instance, program, count, spans, work, path)
-                value_s = objective(work, spans)
-                if value_s < best_s:
-                    best_s = value_s
-                    best_program[:] = program
-                    best_count[:] = count
-                    if best_s <= enough_s:
-                        break
+        worse_s = -temperature_s * np.log(1.0 - np.random.random())
+        if change == 0:
+            there = clip(program, rank, here, there)
+            if here == there or not can_shift(instance, program, work, rank, here, there):
                 continue
-            _forget(instance, work, trial)
-        trial.busy_s[rank] = busy_s
-        _undo(program, count, rank, here, there, change)
+            promised_s = promise(instance, program, count, work, rank, here, there, ends_s)
+            if promised_s > value_s + worse_s + _ROUNDING * value_s:
+                continue
+        move[2] = there
+        allowed_s = energy_s + worse_s
+        if not _try(instance, program, count, work, trial, move, spans, allowed_s, least_s):
+            continue
+        unseen += 1
+        now_s = objective(work, spans)
+        if now_s != value_s or unseen == _BLIND:
+            steps = _look(instance, program, count, spans, work, path)
+            unseen = 0
+        energy_s, value_s = _energy(work, spans), now_s
+        if value_s < best_s:
+            best_s = value_s
+            best_program[:] = program
+            best_count[:] = count
+            if best_s <= enough_s:
+                break
     return best_s
+
+
+@kernel
+def _look(
+    instance: Instance,
+    program: Tokens,
+    count: Indices,
+    spans: bool,  # noqa: FBT001
+    work: Work,
+    path: Indices,
+) -> int:
+    """Find the chain that decides the objective, and all tails anew; how many the chain has."""
+    fill_tails(instance, program, count, work, spans)
+    return _critical(instance, program, count, spans, work, path)
+
+
+@kernel
+def _try(
+    instance: Instance,
+    program: Tokens,
+    count: Indices,
+    work: Work,
+    trial: Work,
+    move: Indices,
+    spans: bool,  # noqa: FBT001
+    allowed_s: float,
+    least_s: float,
+) -> bool:
+    """Make a move, and take it back unless its energy is allowed."""
+    rank, here, there, change = move[0], move[1], move[2], move[3]
+    most_s = allowed_s - _TAIL * least_s
+    busy_s = trial.busy_s[rank]
+    _apply(program, count, rank, here, there, change)
+    if change == 0 or is_legal(instance, program, count, trial, rank):
+        begin = min(here, there)
+        runs = resume(instance, program, count, trial, rank, begin, most_s, spans)
+        if runs and _energy(trial, spans) <= allowed_s:
+            copy_changes(instance, trial, work)
+            is_legal(instance, program, count, work, rank)
+            return True
+        _forget(instance, work, trial)
+    trial.busy_s[rank] = busy_s
+    _undo(program, count, rank, here, there, change)
+    return False
 
 
 @kernel
@@ -87,6 +135,7 @@ def _begin(instance: Instance, program: Tokens, count: Indices, work: Work, tria
     """Evaluate for both, and the least that the mean of all ranks' times can be."""
     least_s = 0.0
     for rank in range(instance.ranks):
+        is_legal(instance, program, count, work, rank)
         is_legal(instance, program, count, trial, rank)
         for at in range(instance.first[rank], instance.first[rank + 1]):
             stage = instance.own[at]
@@ -168,8 +217,9 @@ def _propose(
 ) -> None:
     """Draw a move: move[0] rank, [1] from, [2] to, [3] 1 to join I and W, 2 to split a B."""
     at = np.random.randint(steps)
-    rank, here = path[at, 0], path[at, 1]
+    rank = path[at, 0]
     length = count[rank]
+    here = min(path[at, 1], length - 1)
     move[0], move[1], move[2], move[3] = rank, here, here, 0
     luck = np.random.random()
     if luck < 0.04 and instance.splits:

@@ -65,6 +65,10 @@ class Work(NamedTuple):
     busy_s: Floats  # [P] seconds of each rank's tokens, host overhead included (`is_legal`)
     sent_s: Floats  # [2, S, M] when a stage's result is made, or its message has left
     place: Indices  # [2, S, M] where in its program a forward, or a backward, stands
+    tail_s: Floats  # [P, L] the longest chain from a token's end to what counts (`fill_tails`)
+    live: Floats  # [P, L] what the rank holds before a token (`is_legal`, and the next two)
+    flying: npt.NDArray[np.int32]  # [P, L] before it: forwards of its stage without a backward
+    pending: npt.NDArray[np.int32]  # [P, L] before it: I of its stage without their W
     position: Indices  # [P] how far each rank came
     done: Indices  # [3, S] forwards, backwards, weight gradients done
     from_position: Indices  # [P] where the evaluation began, and below with what
@@ -121,6 +125,10 @@ def work_for(instance: Instance) -> Work:
         busy_s=np.zeros(ranks),
         sent_s=np.zeros(cells),
         place=np.zeros(cells, dtype=np.int64),
+        tail_s=np.zeros(tokens),
+        live=np.zeros(tokens),
+        flying=np.zeros(tokens, dtype=np.int32),
+        pending=np.zeros(tokens, dtype=np.int32),
         position=np.zeros(ranks, dtype=np.int64),
         done=np.zeros((3, stages), dtype=np.int64),
         from_position=np.zeros(ranks, dtype=np.int64),

@@ -2,7 +2,7 @@
 
 Two starts that differ by a thousandth in their objective may end up percents apart, and nobody
 can tell which from the outside. So a generation of starts is improved for a few moves each, the
-best third of them for twice as many, and so on until one is left; then comes the next
+best third of them for three times as many, and so on until one is left; then comes the next
 generation, from other settings, with the best so far among it.
 """
 
@@ -17,19 +17,18 @@ from fullbore.search.budget import Budget
 
 __all__ = ["Race"]
 
-_STARTS = 12  # of a generation, over all arms
+_STARTS = 9  # of a generation, over all arms
 _FEWEST = 2  # of each arm, in the first one
-_MOVES = 6  # of the first heat of a generation, for each token
+_MOVES = 12  # of the first heat of a generation, for each token ...
+_TOKEN_MOVES = 240_000_000  # ... and at most so many times tokens: a move takes longer with them
 _EXPLORING = 0.12  # share of the budget that goes to list schedules first
 
 
 class Race:
-    """A search over arms, within a share of a budget."""
+    """A search over arms, within a budget."""
 
-    def __init__(
-        self, arms: Sequence[Arm], budget: Budget, random: np.random.Generator, *, until: float
-    ) -> None:
-        self.arms, self._budget, self._random, self._until = arms, budget, random, until
+    def __init__(self, arms: Sequence[Arm], budget: Budget, random: np.random.Generator) -> None:
+        self.arms, self._budget, self._random = arms, budget, random
 
     @property
     def best(self) -> Arm:
@@ -41,12 +40,8 @@ class Race:
         """What no schedule of any arm can be below."""
         return min(arm.bound_s for arm in self.arms)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the budget is spent or nothing is left to be gained."""
-        return self._is_over(self._until)
-
-    def _is_over(self, share: float) -> bool:
+    def is_over(self, share: float = 1.0) -> bool:
+        """Whether this share of the budget is spent, or nothing is left to be gained."""
         return self._budget.is_spent(share) or self.best.best_s <= self.bound_s * (1 + CLOSE)
 
     def _spend(self, moves: int) -> None:
@@ -60,7 +55,7 @@ class Race:
     def run(self) -> None:
         """Search until the budget is spent, or nothing is left to be gained."""
         generation = 0
-        while not self.is_over:
+        while not self.is_over():
             self._explore(generation)
             self._heats(generation)
             generation += 1
@@ -77,20 +72,21 @@ class Race:
             for arm in self.open_arms:
                 self._spend(arm.explore(self._random))
                 self._spend(arm.settle())
-                if self._is_over(self._until * _EXPLORING if generation == 0 else self._until):
+                if self.is_over(_EXPLORING if generation == 0 else 1.0):
                     return
 
     def _heats(self, generation: int) -> None:
         entrants = self._entrants(generation)
-        moves = _MOVES * max(500, max((arm.size for arm, _ in entrants), default=0))
-        while entrants and not self.is_over:
+        size = max(300, max((arm.size for arm, _ in entrants), default=0))
+        moves = min(_MOVES * size, _TOKEN_MOVES // size)
+        while entrants and not self.is_over():
             for arm, start in entrants:
                 self._cool(arm, start, moves)
-                if self.is_over:
+                if self.is_over():
                     return
             entrants.sort(key=lambda entrant: entrant[1].value_s)
             entrants = entrants[: len(entrants) // 3]
-            moves *= 2
+            moves *= 3
 
     def _entrants(self, generation: int) -> list[tuple[Arm, Start]]:
         """The starts of a generation: the best of all, but a few of every arm at first."""
@@ -111,5 +107,5 @@ class Race:
         for step in arm.steps():
             arm.cool(start, now, step, moves)
             self._spend(max(1, moves // len(arm.steps())))
-            if self.is_over or arm.is_done:
+            if self.is_over() or arm.is_done:
                 return

@@ -7,7 +7,7 @@ that is stopped by its number of moves gives the same schedule on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,16 +17,12 @@ from fullbore.ir import Schedule
 from fullbore.schedules.numbers import check_numbers
 from fullbore.search.arm import Arm
 from fullbore.search.budget import Budget, Limits, Progress
-from fullbore.search.candidates import Job, Named, candidates, evaluated
+from fullbore.search.candidates import Job, Named, candidates
 from fullbore.search.improve import seed_kernels
 from fullbore.search.race import Race
-from fullbore.search.stretch import stretched
 from fullbore.search.tokens import schedule_of
 
 __all__ = ["Found", "search"]
-
-_CORE = 3  # times P: more microbatches than that are a repetition in the middle
-_CORE_SHARE = 0.6  # of the budget, for the schedule whose middle is repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,37 +69,15 @@ def search(
     budget = Budget(limits or Limits(), report)
     random = np.random.default_rng(seed)
     arms = [Arm(one, spans=job.spans) for one in candidates(job)]
-    race = Race(arms, budget, random, until=1.0)
+    race = Race(arms, budget, random)
     race.begin()
     if race.best.best is None:
         raise ConfigError(
             f"the memory limit of {job.memory_limit} is too tight for one microbatch: raise it, "
             "or cut the model into more stages"
         )
-    if job.microbatches > _CORE * job.ranks and not race.is_over:
-        _search_core(job, race, budget, random)
     race.run()
     return _found(job, race, budget)
-
-
-def _search_core(job: Job, race: Race, budget: Budget, random: np.random.Generator) -> None:
-    """Search with few microbatches, and offer what comes of it to the arms of all of them."""
-    few = replace(job, microbatches=_CORE * job.ranks)
-    cores = {one.placement: one for one in candidates(few)}
-    pairs = [
-        (Arm(cores[arm.candidate.placement], spans=job.spans), arm)
-        for arm in race.open_arms
-        if arm.candidate.placement in cores
-    ]
-    inner = Race([core for core, _ in pairs], budget, random, until=_CORE_SHARE)
-    inner.run()
-    for core, arm in pairs:
-        if core.best is None:
-            continue
-        for tokens in stretched(core.instance, core.best, arm.instance):
-            value_s = evaluated(arm.instance, tokens, spans=job.spans)
-            if value_s is not None:
-                arm.take("stretched", tokens, value_s)
 
 
 def _compile() -> None:
