@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,22 @@ def test_ctrl_c_saves_and_leaves(stopped: tuple[Path, str], tmp_path: Path) -> N
     status, said = ran([*FULLBORE, "export", str(run), str(tmp_path / "exported")])
     assert status == 0, said
     assert (tmp_path / "exported" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.2, 1.0])
+def test_ctrl_c_while_ranks_start_is_quiet(folder: Path, tmp_path: Path, after_s: float) -> None:
+    command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
+    with started(command) as process:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not any("spawn_main" in str(child.cmdline()) for child in children(process)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        time.sleep(after_s)
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in said and "KeyboardInterrupt" not in said, said
+    assert process.returncode == 130 or "stopped after step" in said
 
 
 @pytest.mark.slow
@@ -224,6 +241,9 @@ def test_unknown_keys_are_named_with_what_was_meant(
     found = fullbore("train", "--config", config)
     assert found.status == 2
     assert "unknown key micro_batchsize; did you mean micro_batch_size" in found.err
+    config.write_text("train-iters: 1\ntrain_iters: 5\n", encoding="utf-8")
+    result = fullbore("train", "--config", config)
+    assert result.status == 2 and "train-iters and train_iters are the same" in result.err
     config.write_text("model: [unclosed", encoding="utf-8")
     assert "cannot read the configuration" in fullbore("train", "--config", config).err
     assert "ends in .toml" in fullbore("train", "--config", tmp_path / "run.ini").err

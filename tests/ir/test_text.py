@@ -13,7 +13,7 @@ from making import random_schedule
 from fullbore.errors import NotationError
 from fullbore.ir import MOST_RANKS, Action, Kind, Placement, Program, Schedule, from_text, to_text
 from fullbore.passes import insert_communication
-from fullbore.schedules import build, gpipe, interleaved
+from fullbore.schedules import build, dualpipe, gpipe, interleaved
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
@@ -100,6 +100,8 @@ def test_pytorchs_sharding_is_dropped_and_its_overlapped_pairs_are_opened() -> N
         ("0F0,0B0\n1F0,oops,1B0\n", "line 2, column 2", "'oops' is not an action"),
         ("0F0,,0X0", "line 1, column 3", "'0X0' is not an action"),
         ("0F0,0B0,0F", "line 1, column 3", "'0F' is not an action"),
+        ('0F0,"0B0', "line 1, column 2", "not an action"),
+        ("0F1000000000,0B0", "line 1, column 1", "up to 9 digits"),
         ("0F0;0B0", "line 1, column 1", "such as 2F0"),
         ("0F0,(0F1;1Q1)OVERLAP_F_B", "line 1, column 2", "'1Q1' is not an action"),
         ("0F0,(0F1)WHATEVER", "line 1, column 2", "not an action"),
@@ -118,6 +120,12 @@ def test_garbage_is_refused_with_line_and_column(text: str, place: str, said: st
         from_text(text)
     assert place in str(error.value)
     assert said in str(error.value)
+
+
+def test_what_is_no_text_is_refused_with_line_and_column(tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_bytes(b"0F0,0B0\n1F0,\xff1B0\n")
+    with pytest.raises(NotationError, match="line 2, column 2 is not text"):
+        Schedule.from_csv(tmp_path / "odd.csv")
 
 
 @pytest.mark.parametrize("text", ["", "\n", " , ,\n\n", "\ufeff"])
@@ -176,3 +184,9 @@ def test_only_line_ends_end_a_row() -> None:
     with pytest.raises(NotationError, match=r"line 1, column 2: '0B0\\x0b1F0' is not an action"):
         from_text("0F0,0B0\v1F0,1B0")
     assert from_text("0F0,0B0\r1F0,1B0\r\n").ranks == 2
+
+
+def test_a_model_that_is_there_twice_is_seen() -> None:
+    for microbatches in (2, 5, 9):
+        schedule = dualpipe(ranks=4, microbatches=microbatches)
+        assert from_text(to_text(schedule)) == schedule

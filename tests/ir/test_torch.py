@@ -6,11 +6,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
+from fullbore.cost import Costs
 from fullbore.ir import Kind, Schedule
 from fullbore.passes import insert_communication, strip_communication
-from fullbore.schedules import build, gpipe, interleaved, looped_bfs, one_f_one_b
+from fullbore.schedules import (
+    FAMILIES,
+    build,
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    looped_bfs,
+    one_f_one_b,
+    zb_v,
+)
+from fullbore.sim import simulate
+from fullbore.timeline import summarize
 from fullbore.verify import verify
 
 torch = pytest.importorskip("torch")
@@ -18,6 +31,8 @@ peer = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 Format = Literal["compute_only", "compute_comms"]
 FORMATS: list[Format] = ["compute_only", "compute_comms"]
+# PyTorch knows neither copies of a model nor slices of a sequence.
+TRAVELLING = [f.name for f in FAMILIES if f.name not in ("dualpipe", "seq1f1b")]
 SHAPES = [(1, 1, 1), (1, 2, 3), (2, 1, 4), (2, 2, 4), (4, 2, 8), (4, 2, 10), (4, 3, 3), (3, 4, 6)]
 
 
@@ -111,6 +126,41 @@ def test_their_interleaving_is_ours(
     assert theirs_as_ours(theirs, tmp_path / "theirs.csv", "compute_only") == ours
 
 
+V_SHAPES = [(1, 2), (1, 5), (2, 4), (2, 7), (3, 6), (4, 8), (4, 13), (7, 15), (8, 16)]
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), V_SHAPES)
+def test_their_dualpipe_v_is_ours(tmp_path: Path, ranks: int, microbatches: int) -> None:
+    theirs = theirs_as_ours(
+        peer.ScheduleDualPipeV(stages(ranks, 2), microbatches),
+        tmp_path / "theirs.csv",
+        "compute_only",
+    )
+    assert theirs == dualpipe_v(ranks=ranks, microbatches=microbatches)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), V_SHAPES)
+def test_their_zb_v_is_ours_but_for_which_w_is_next(
+    tmp_path: Path, ranks: int, microbatches: int
+) -> None:
+    theirs = theirs_as_ours(
+        peer.ScheduleZBVZeroBubble(stages(ranks, 2), microbatches),
+        tmp_path / "theirs.csv",
+        "compute_only",
+    )
+    ours = zb_v(ranks=ranks, microbatches=microbatches)
+    assert theirs.placement == ours.placement
+    costs = Costs.uniform(
+        stages=2 * ranks, forward_s=1.5, input_grad_s=1.25, weight_grad_s=0.75, hop_s=0.01
+    )
+    found = [summarize(simulate(schedule, costs), schedule) for schedule in (theirs, ours)]
+    assert found[0] == found[1]
+    for their, our in zip(theirs.programs, ours.programs, strict=True):
+        assert np.array_equal(their.kind, our.kind)
+        others = their.kind != Kind.W
+        assert their.select(others) == our.select(others)
+
+
 def test_their_looped_bfs_is_ours_but_for_the_order_of_backwards(tmp_path: Path) -> None:
     theirs = theirs_as_ours(
         peer.ScheduleLoopedBFS(stages(2, 2), 3), tmp_path / "theirs.csv", "compute_only"
@@ -139,12 +189,15 @@ def test_their_single_stage_orders_are_ours(made_by: str, ours: Any) -> None:
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
+@pytest.mark.parametrize(
+    "name", [f.name for f in FAMILIES if f.name not in ("dualpipe", "seq1f1b")]
+)
 @pytest.mark.parametrize(("ranks", "virtual", "microbatches"), SHAPES)
 def test_our_files_load_there_and_run_in_their_simulator(
     tmp_path: Path, name: str, ranks: int, virtual: int, microbatches: int, file_format: Format
 ) -> None:
-    takes = name in ("interleaved", "looped-bfs")
+    takes = next(f.takes_virtual_stages for f in FAMILIES if f.name == name)
+    virtual = max(2, virtual - virtual % 2) if name == "hanayo" else virtual
     ours = build(
         name, ranks=ranks, microbatches=microbatches, virtual_stages=virtual if takes else None
     )

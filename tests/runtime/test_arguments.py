@@ -131,6 +131,34 @@ def test_what_one_rank_gets_wrong_every_rank_refuses() -> None:
             assert says in error, wrong
 
 
+def test_what_is_no_such_thing_is_refused_by_every_rank_at_once() -> None:
+    first, second = run_ranks(jobs.odd_kinds, 2)
+    assert list(first) == list(jobs.ODD_KINDS)
+    assert first == second
+    for name, (kind, said) in first.items():
+        assert kind == "PipelineError" and said.startswith(f"rank 1: {name} "), said
+
+
+def test_copies_of_a_tied_weight_must_be_alike() -> None:
+    for said in run_ranks(jobs.tied_oddly, 2):
+        assert list(said) == list(jobs.TIED_ODDLY)
+        for message in said.values():
+            assert message == (
+                "the ranks were given different shapes or dtypes of a tied weight, "
+                "'w' of stage 0, 'w' of stage 1"
+            )
+    stages = {0: nn.Linear(4, 4), 1: nn.Linear(4, 2)}
+    schedule = schedules.interleaved(ranks=1, microbatches=2, virtual_stages=2)
+    with pytest.raises(PipelineError, match=r"'weight' of stage 1 are \[4, 4\].* and \[2, 4\]"):
+        Pipeline(stages, schedule, mse, tied=[{0: "weight", 1: "weight"}])
+
+
+def test_ranks_that_call_different_methods_are_told() -> None:
+    for said in run_ranks(jobs.different_calls, 2):
+        assert "clip_grad_norm, waiting for rank 1" in said, said
+        assert "the step's actions, waiting for rank 0" in said
+
+
 def test_what_changes_beside_the_inputs_is_learnt_again() -> None:
     for found in run_ranks(jobs.changing_circumstances, 2):
         assert found == []

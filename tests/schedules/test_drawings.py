@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import importlib
+import re
 
 import pytest
 from making import draw
 
-from fullbore.schedules import gpipe, interleaved, looped_bfs, one_f_one_b
+from fullbore.ir import Action, Schedule
+from fullbore.schedules import (
+    dualpipe,
+    dualpipe_v,
+    eager_1f1b,
+    gis,
+    gis_h,
+    gpipe,
+    hanayo,
+    interleaved,
+    looped_bfs,
+    one_f_one_b,
+    seq1f1b,
+    v_half,
+    v_min,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 
 
 def picture(text: str, *, stage: str = "") -> list[list[str]]:
     """A drawing as cells: `rank 0` and everything in brackets is left out."""
-    rows = [line.split("(")[0] for line in text.splitlines() if line.strip().startswith("rank ")]
+    rows = [line.split("(")[0] for line in text.splitlines() if re.match(r"\s*rank [0-9]", line)]
     return [
         [cell if cell == "--" or not stage else stage.format(rank) + cell for cell in cells]
         for rank, cells in enumerate([c for c in row.split()[2:] if c != "|"] for row in rows)
@@ -25,6 +44,23 @@ PICTURES = [
     ("one_f_one_b", one_f_one_b(ranks=3, microbatches=4), "{}"),
     ("interleaved", interleaved(ranks=2, microbatches=4, virtual_stages=2), ""),
     ("looped_bfs", looped_bfs(ranks=2, microbatches=2, virtual_stages=2), ""),
+    ("eager_1f1b", eager_1f1b(ranks=3, microbatches=4), "{}"),
+    ("zb_h1", zb_h1(ranks=3, microbatches=4), "{}"),
+    ("zb_h2", zb_h2(ranks=3, microbatches=6), "{}"),
+    ("seq1f1b", seq1f1b(ranks=2, microbatches=2, slices=2), "{}"),
+]
+
+# The same where a rank has two stages, the second one in small letters; and how many slots a whole
+# backward takes.
+TWO_STAGES = [
+    ("gis", gis(ranks=2, microbatches=4, virtual_stages=2), 1),
+    ("gis_h", gis_h(ranks=4, microbatches=2, virtual_stages=2), 1),
+    ("zb_v", zb_v(ranks=2, microbatches=4), 1),
+    ("v_half", v_half(ranks=3, microbatches=3), 1),
+    ("v_min", v_min(ranks=3, microbatches=3), 1),
+    ("hanayo", hanayo(ranks=3, microbatches=3, virtual_stages=2), 2),
+    ("dualpipe_v", dualpipe_v(ranks=2, microbatches=4), 2),
+    ("dualpipe", dualpipe(ranks=4, microbatches=4), 2),
 ]
 
 
@@ -32,6 +68,27 @@ PICTURES = [
 def test_each_module_opens_with_a_true_picture(module: str, schedule, stage: str) -> None:
     text = importlib.import_module(f"fullbore.schedules.{module}").__doc__
     assert draw(schedule) == picture(text, stage=stage)
+
+
+def in_letters(cell: str, stages: tuple[int, ...]) -> str:
+    """A cell without its stage: the rank's first one in large letters, its second in small ones."""
+    if cell == "--":
+        return cell
+    action = Action.parse(cell)
+    kind = action.kind.name if action.stage == stages[0] else action.kind.name.lower()
+    return f"{kind}{action.microbatch}"
+
+
+@pytest.mark.parametrize(("module", "schedule", "backward"), TWO_STAGES)
+def test_each_module_with_two_stages_a_rank_opens_with_a_true_picture(
+    module: str, schedule: Schedule, backward: int
+) -> None:
+    text = importlib.import_module(f"fullbore.schedules.{module}").__doc__
+    drawn = [
+        [in_letters(cell, schedule.placement.stages_of(rank)) for cell in row]
+        for rank, row in enumerate(draw(schedule, backward=backward))
+    ]
+    assert drawn == picture(text)
 
 
 def test_gpipe_drawn_with_backwards_twice_as_long() -> None:

@@ -10,17 +10,26 @@ from fullbore.schedules import FAMILIES, build, gpipe, interleaved, looped_bfs, 
 
 
 def test_names_are_those_of_the_command_line_and_of_the_schedules() -> None:
-    assert [family.name for family in FAMILIES] == ["gpipe", "1f1b", "interleaved", "looped-bfs"]
+    assert [family.name for family in FAMILIES] == [
+        *("gpipe", "1f1b", "interleaved", "looped-bfs", "eager-1f1b", "zb-h1", "zb-h2", "zb-v"),
+        *("v-half", "v-min", "gis", "gis-h", "hanayo", "dualpipe-v", "dualpipe", "seq1f1b"),
+    ]
     for family in FAMILIES:
         assert build(family.name, ranks=2, microbatches=2).name == family.name
 
 
 def test_every_family_is_described() -> None:
     for family in FAMILIES:
-        for text in (family.summary, family.bubble, family.bubble_overhead, family.memory):
+        for text in (
+            family.summary,
+            family.bubble,
+            family.bubble_overhead,
+            family.memory,
+            family.holds,
+        ):
             assert text
             assert "\n" not in text
-        assert "P >= 1" in family.constraints
+        assert "P >= 1" in family.constraints or family.name == "dualpipe"
 
 
 def test_build_is_the_generator() -> None:
@@ -63,11 +72,26 @@ def test_groups_are_as_large_as_the_pipeline_where_nobody_says() -> None:
         ),
         (
             {"name": "gpipe", "ranks": 4, "microbatches": 4, "virtual_stages": 2},
-            "interleaved or looped-bfs",
+            "interleaved or looped-bfs or gis or gis-h or hanayo$",
         ),
         (
+            {"name": "zb-v", "ranks": 4, "microbatches": 4, "virtual_stages": 3},
+            "2 stages a rank, so virtual_stages .v. = 3 is not legal: leave it at 2",
+        ),
+        (
+            {"name": "hanayo", "ranks": 4, "microbatches": 4, "virtual_stages": 3},
+            "nearest legal values are 2 and 4",
+        ),
+        ({"name": "dualpipe", "ranks": 5, "microbatches": 4}, "nearest legal values are 4 and 6"),
+        (
+            {"name": "gis", "ranks": 5, "microbatches": 4, "microbatch_group_size": 2},
+            "nearest legal value is 3",
+        ),
+        ({"name": "seq1f1b", "ranks": 5, "microbatches": 4, "slices": 0}, "legal value is 1"),
+        ({"name": "1f1b", "ranks": 5, "microbatches": 4, "slices": 2}, "or choose seq1f1b"),
+        (
             {"name": "looped-bfs", "ranks": 4, "microbatches": 4, "microbatch_group_size": 4},
-            "choose interleaved",
+            "choose interleaved or gis$",
         ),
         ({"name": "zigzag", "ranks": 4, "microbatches": 4}, "gpipe or 1f1b or interleaved"),
         ({"name": "1f1b", "ranks": 10**6, "microbatches": 1}, "nearest legal value is 8192"),

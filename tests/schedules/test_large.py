@@ -7,7 +7,7 @@ import pytest
 
 from fullbore.ir import Kind
 from fullbore.passes import insert_communication, strip_communication
-from fullbore.schedules import build
+from fullbore.schedules import FAMILIES, build
 from fullbore.verify import verify
 
 
@@ -37,10 +37,25 @@ def test_half_a_million_actions_are_lawful_with_and_without_communication(name: 
     assert strip_communication(channelled) == schedule
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
 def test_arrays_stay_narrow(name: str) -> None:
-    for schedule in (made := build(name, ranks=3, microbatches=7), insert_communication(made)):
+    for schedule in (made := build(name, ranks=4, microbatches=7), insert_communication(made)):
         for program in schedule.programs:
             assert program.kind.dtype == np.int8
             assert program.stage.dtype == np.int32
             assert program.microbatch.dtype == np.int32
+
+
+@pytest.mark.parametrize("name", ["eager-1f1b", "zb-h2", "zb-v", "dualpipe-v", "dualpipe"])
+def test_a_thousand_ranks_of_what_is_made_from_counts_and_phases(name: str) -> None:
+    assert verify(build(name, ranks=1024, microbatches=8)) == []
+
+
+@pytest.mark.parametrize("name", ["v-half", "v-min"])
+def test_a_hundred_ranks_of_what_is_made_from_a_pattern(name: str) -> None:
+    assert verify(build(name, ranks=100, microbatches=300)) == []
+
+
+@pytest.mark.parametrize("name", ["gis", "gis-h"])
+def test_half_a_million_actions_in_groups(name: str) -> None:
+    assert verify(build(name, ranks=64, microbatches=1024, virtual_stages=4)) == []

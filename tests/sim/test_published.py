@@ -19,20 +19,23 @@ from fullbore.sim import simulate
 from fullbore.timeline import summarize
 
 TABLE = Path(__file__).parents[1] / "data" / "published.csv"
+NAMES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-H1": "zb-h1", "ZB-H2": "zb-h2"}
 ROWS = list(csv.DictReader(TABLE.open(encoding="utf-8")))
 
 
 def test_the_table_is_whole():
-    assert [row["schedule"] for row in ROWS] == ["1F1B", "1F1B-I"] * 6
+    assert [row["schedule"] for row in ROWS] == ["1F1B", "1F1B-I", "ZB-H1", "ZB-H2"] * 6
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['schedule']}-{row['P']}x{row['M']}")
 def test_published_bubble(row):
     ranks, microbatches, v = (int(row[name]) for name in ("P", "M", "v"))
-    if row["schedule"] == "1F1B":
-        schedule = schedules.one_f_one_b(ranks=ranks, microbatches=microbatches)
-    else:
-        schedule = schedules.interleaved(ranks=ranks, microbatches=microbatches, virtual_stages=v)
+    schedule = schedules.build(
+        NAMES[row["schedule"]],
+        ranks=ranks,
+        microbatches=microbatches,
+        virtual_stages=v if v > 1 else None,
+    )
     forward_s, input_grad_s, weight_grad_s, hop_s = (
         float(row[name]) / 1000 for name in ("TF", "TB", "TW", "Tcomm")
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from pipe_models import (
@@ -124,6 +127,76 @@ def beside_the_group(rank: int) -> str:
     try:
         with Pipeline({0: stage}, schedule, mse, group=group) as pipe:
             pipe.step(*batch(4))
+    except FullboreError as error:
+        return str(error)
+    return "no error"
+
+
+ODD_KINDS: dict[str, Any] = {
+    "stages": [],
+    "schedule": "1f1b",
+    "loss_fn": 3,
+    "on_stall": 3,
+    "clock": None,
+    "tied": {0: "twice"},
+    "recompute": "some",
+    "main_grad_dtype": torch.int32,
+    "reduce_dtype": "float32",
+    "timeout_s": float("nan"),
+    "stall_timeout_s": -1,
+    "flight_record": 3,
+    "device": "cuda:99",
+    "count_fn": mse,  # right, but only with reduction="mean"
+}
+
+
+def odd_kinds(rank: int) -> dict[str, list[str]]:
+    """By argument, what both ranks say where rank 1 is given something odd."""
+    schedule = schedules.one_f_one_b(ranks=2, microbatches=2)
+    said: dict[str, list[str]] = {}
+    for name, odd in ODD_KINDS.items():
+        right: dict[str, Any] = {"stages": {rank: block_stages(2)[rank]}, "schedule": schedule}
+        right |= {"loss_fn": mse, "reduction": "sum" if name == "count_fn" else "mean"}
+        begun_s = time.monotonic()
+        try:
+            Pipeline(**(right | {name: odd} if rank else right))
+        except FullboreError as error:
+            soon = time.monotonic() - begun_s < 20
+            said[name] = [type(error).__name__, str(error) if soon else "too late"]
+    return said
+
+
+TIED_ODDLY: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+    "dtype": ((4, 2), torch.float64),
+    "shape": ((2, 4), torch.float32),
+    "size": ((4, 4), torch.float32),
+}
+
+
+def tied_oddly(rank: int) -> dict[str, str]:
+    """What is said where the copies of a tied weight are not alike."""
+    schedule = schedules.one_f_one_b(ranks=2, microbatches=2)
+    said = {}
+    for what, (shape, dtype) in TIED_ODDLY.items():
+        stage = nn.Module()
+        stage.w = nn.Parameter(torch.zeros(shape, dtype=dtype) if rank else torch.zeros(4, 2))
+        try:
+            Pipeline({rank: stage}, schedule, mse, tied=[{0: "w", 1: "w"}])
+        except FullboreError as error:
+            said[what] = str(error)
+    return said
+
+
+def different_calls(rank: int) -> str:
+    """What is said where ranks call different methods of a pipeline."""
+    schedule = schedules.one_f_one_b(ranks=2, microbatches=2)
+    pipe = pipeline(list(block_stages(2)), schedule, rank, timeout_s=3)
+    pipe.step(*batch(2))
+    try:
+        if rank:
+            pipe.step(*batch(2))
+        else:
+            pipe.clip_grad_norm(1.0)
     except FullboreError as error:
         return str(error)
     return "no error"

@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from fullbore.ir import Action, Kind, Placement, Program, Schedule
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
+OFFLOAD, RELOAD = Kind.OFFLOAD, Kind.RELOAD
 SEND_F, RECV_F, SEND_B, RECV_B = Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B
 
 
@@ -39,24 +40,42 @@ def schedule_of(*rows: str, placement: Iterable[int], microbatches: int) -> Sche
 
 def needs_of(action: Action, schedule: Schedule, present: set[Action]) -> list[Action]:
     """What an action needs, by the definition of a pipeline: the tests' own, for comparison."""
+    step = {F: -1, B: 1, I: 1}.get(action.kind, 0)
+    neighbour = action.microbatch + step
+    carried = []
+    if step and neighbour // schedule.slices == action.microbatch // schedule.slices:
+        kinds = [F] if action.kind == F else [B, I]
+        cells = [Action(stage=action.stage, kind=kind, microbatch=neighbour) for kind in kinds]
+        carried = [cell for cell in cells if cell in present]
+    return carried + _needs_of_its_microbatch(action, schedule, present)
 
+
+def _needs_of_its_microbatch(
+    action: Action, schedule: Schedule, present: set[Action]
+) -> list[Action]:
     def near(kind: Kind, step: int = 0) -> Action:
         return Action(stage=action.stage + step, kind=kind, microbatch=action.microbatch)
 
-    last, home = schedule.stages - 1, schedule.placement.stage_to_rank
+    copies = [schedule.placement.stage_to_rank, *schedule.placement.copies]
+    last, home = schedule.stages - 1, copies[action.microbatch % len(copies)]
     backward = I if near(I) in present else B
+    kept = next(a for a in (near(RELOAD), near(Kind.R), near(F)) if a in present or a == near(F))
     match action.kind:
         case Kind.F if action.stage == 0:
             return []
         case Kind.F:
             crosses = home[action.stage - 1] != home[action.stage]
             return [near(RECV_F) if crosses and near(RECV_F) in present else near(F, -1)]
-        case Kind.B | Kind.I if action.stage == last:
+        case Kind.OFFLOAD | Kind.R:
             return [near(F)]
+        case Kind.RELOAD:
+            return [near(OFFLOAD)]
+        case Kind.B | Kind.I if action.stage == last:
+            return [kept]
         case Kind.B | Kind.I:
             crosses = home[action.stage + 1] != home[action.stage]
             below = near(I, 1) if near(I, 1) in present else near(B, 1)
-            return [near(F), near(RECV_B) if crosses and near(RECV_B) in present else below]
+            return [kept, near(RECV_B) if crosses and near(RECV_B) in present else below]
         case Kind.W:
             return [near(I)]
         case Kind.SEND_F:
@@ -86,7 +105,7 @@ def runs(schedule: Schedule) -> bool:
 
 def takes_in_order(schedule: Schedule) -> bool:
     """Whether messages are taken as they were sent, on every directed pair of ranks."""
-    home = schedule.placement.stage_to_rank
+    copies = [schedule.placement.stage_to_rank, *schedule.placement.copies]
     sent: dict[tuple[int, int], list[Action]] = defaultdict(list)
     taken: dict[tuple[int, int], list[Action]] = defaultdict(list)
     for rank, program in enumerate(programs_of(schedule)):
@@ -94,20 +113,22 @@ def takes_in_order(schedule: Schedule) -> bool:
             if action.kind in (SEND_F, SEND_B):
                 step, kind = (1, RECV_F) if action.kind == SEND_F else (-1, RECV_B)
                 received = replace(action, stage=action.stage + step, kind=kind)
+                home = copies[action.microbatch % len(copies)]
                 sent[rank, home[received.stage]].append(received)
             if action.kind in (RECV_F, RECV_B):
                 step = -1 if action.kind == RECV_F else 1
+                home = copies[action.microbatch % len(copies)]
                 taken[home[action.stage + step], rank].append(action)
     return sent == taken
 
 
 def random_schedule(
-    seed: int, *, ranks: int, stages: int, microbatches: int, split: float
+    seed: int, *, ranks: int, stages: int, microbatches: int, split: float, away: float = 0.0
 ) -> Schedule:
     """A lawful schedule that nobody would write: ready actions in random order.
 
     Stages are put on ranks at random, at least one each. `split` is the share of backwards that
-    are split into I and W.
+    are split into I and W, `away` that of activations with an OFFLOAD and a RELOAD.
     """
     dice = random.Random(seed)
     home = [*range(ranks), *(dice.randrange(ranks) for _ in range(stages - ranks))]
@@ -116,6 +137,7 @@ def random_schedule(
     actions = {Action(stage=s, kind=F, microbatch=m) for s, m in cells}
     for s, m in cells:
         kinds = (I, W) if dice.random() < split else (B,)
+        kinds += (OFFLOAD, RELOAD) if away and dice.random() < away else ()
         actions |= {Action(stage=s, kind=kind, microbatch=m) for kind in kinds}
     empty = Schedule(
         name="random",
@@ -136,7 +158,7 @@ def random_schedule(
 
 
 def draw(schedule: Schedule, *, backward: int = 1, idle: str = "--") -> list[list[str]]:
-    """The schedule on a grid of slots: a forward takes one, a backward `backward` slots.
+    """The schedule on a grid of slots: a whole backward takes `backward`, all else one.
 
     Messages take no time. Returns a row a rank, cells such as `0F1` and idle ones, all equally
     long.
@@ -152,7 +174,7 @@ def draw(schedule: Schedule, *, backward: int = 1, idle: str = "--") -> list[lis
                 needs = needs_of(action, schedule, present)
                 start = max((end[need] for need in needs), default=0)
                 row += [idle] * (start - len(row))
-                row += [str(action)] * (1 if action.kind == F else backward)
+                row += [str(action)] * (backward if action.kind == B else 1)
                 end[action] = len(row)
     length = max(map(len, rows))
     return [row + [idle] * (length - len(row)) for row in rows]

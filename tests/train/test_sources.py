@@ -79,6 +79,9 @@ def test_a_broken_configuration_is_named(tmp_path: Path) -> None:
             read(tmp_path)
     with pytest.raises(ModelError, match="cannot read a tokenizer"):
         read_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"config\.json is no table"):
+        count_layers(tmp_path)
 
 
 def test_the_hub_out_of_reach_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,11 @@ import training_jobs as jobs
 from ranks import run_ranks as run_ranks_for
 from tiny_text import write_model
 
+from fullbore.errors import ConfigError
 from fullbore.train.checkpoint import find_checkpoint, read_progress
 from fullbore.train.export import export
+from fullbore.train.plan import make_plan
+from fullbore.train.sources import read_config
 
 # Each start of two ranks imports transformers twice, which takes long where others want the cores.
 pytestmark = pytest.mark.timeout(300)
@@ -24,7 +27,7 @@ run_ranks = partial(run_ranks_for, timeout_s=100)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "virtual_stages"),
-    [("gpipe", None), ("1f1b", None), ("interleaved", 2), ("looped-bfs", 2)],
+    [("gpipe", None), ("1f1b", None), ("interleaved", 2), ("looped-bfs", 2), ("zb-v", None)],
 )
 def test_twenty_losses_equal_those_of_one_process(
     folder: Path, schedule: str, virtual_stages: int | None
@@ -62,6 +65,8 @@ def test_split_backwards_and_recomputation_train_the_same(
         (1, "full", None),
         (1, "1", None),
         (1, "full", 1),
+        (None, "none", None, 1),
+        (1, "1", None, 1),
     ]
     for found in run_ranks(jobs.run_split, ranks, settings, variants, steps=3):
         losses, norms, weights, shares = found[0]
@@ -69,6 +74,8 @@ def test_split_backwards_and_recomputation_train_the_same(
         for other in found[1:]:
             assert other[:2] == (losses, norms)
             assert all(torch.equal(weights[name], other[2][name]) for name in weights)
+            if not other[3]:
+                continue  # whole backwards
             if ranks > 1:
                 assert other[3] == [0.0] * ranks  # every product waits for W
             else:
@@ -196,10 +203,17 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_whole(folder: Path, tmp_pat
     said = run_ranks(jobs.fill_the_disk, 2, settings)
     assert said[0] == said[1]
     assert said[0].startswith("CheckpointError: the checkpoint of step 2 could not be written")
-    assert "File too large" in said[0]
+    assert "File too large" in said[0] and " MB left" in said[0]
     assert f"{tmp_path / 'iter_0000001'}, is whole" in said[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000001", "latest"]
     export(tmp_path, tmp_path / "exported")
+
+
+def test_more_positions_than_the_model_has_are_refused(folder: Path) -> None:
+    most = read_config(folder / "model").max_position_embeddings
+    make_plan(jobs.settings_for(folder, seq_length=most), folder / "model")
+    with pytest.raises(ConfigError, match=f"the nearest legal value is {most}"):
+        make_plan(jobs.settings_for(folder, seq_length=most + 1), folder / "model")
 
 
 @pytest.mark.parametrize("barrier", [True, False])

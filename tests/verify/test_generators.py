@@ -17,13 +17,15 @@ from fullbore.verify import check, links, verify
 def generated(draw: st.DrawFn) -> Schedule:
     """Any family with any P, v, M and G."""
     family = draw(st.sampled_from(FAMILIES))
-    ranks = draw(st.integers(1, 7))
+    ranks = draw(st.integers(1, 7)) if family.name != "dualpipe" else 2 * draw(st.integers(1, 3))
+    virtual = draw(st.sampled_from([2, 4] if family.name == "hanayo" else [1, 2, 3, 4]))
     return build(
         family.name,
         ranks=ranks,
         microbatches=draw(st.integers(1, 2 * ranks + 3)),
-        virtual_stages=draw(st.integers(1, 4)) if family.takes_virtual_stages else None,
+        virtual_stages=virtual if family.takes_virtual_stages else None,
         microbatch_group_size=draw(st.integers(ranks, 3 * ranks)) if family.takes_group else None,
+        slices=draw(st.integers(1, 4)) if family.takes_slices else None,
     )
 
 
@@ -68,11 +70,13 @@ def test_no_link_is_asked_for_more_than_it_carries(schedule: Schedule) -> None:
 
 
 @given(st.sampled_from(FAMILIES), st.integers(2, 8), st.integers(1, 20))
-def test_messages_are_needed_in_the_order_in_which_they_are_sent(
+def test_messages_are_needed_about_in_the_order_in_which_they_are_sent(
     family: Family, ranks: int, microbatches: int
 ) -> None:
+    ranks += ranks % 2 if family.name == "dualpipe" else 0
     schedule = build(family.name, ranks=ranks, microbatches=microbatches)
-    assert {link.held for link in links(schedule)} == {1}
+    held = {link.held for link in links(schedule)}
+    assert held == {1} if schedule.virtual_stages == 1 else held <= {1, 2}
 
 
 @settings(max_examples=150)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,15 +44,28 @@ def print_json(document: Mapping[str, object] | Sequence[object]) -> None:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a file, replacing an older one; ConfigError where that is not possible.
+    """Write a file; ConfigError where that is not possible, with an older one as it was.
 
     What UTF-8 cannot hold, such as a file name in another encoding, becomes a question mark.
     """
     data = content.encode(errors="replace") if isinstance(content, str) else content
     try:
-        path.write_bytes(data)
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            path.write_bytes(data)
+        else:
+            _replace(path.resolve(), data)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Beside its place first, so that a full disk leaves the older file whole."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def console() -> Console:

@@ -107,6 +107,9 @@ class Schedule:
 
     name: how it is called on the command line. microbatches: M. programs: one a rank; either
     compute actions only, or with sends and receives in place (see `passes.insert_communication`).
+    slices: how many slices each sequence is cut into. With more than one, what actions call a
+    microbatch is a slice, `microbatches` counts those, and slices k*m to k*m + k-1 make a sequence,
+    each of which attends to the ones before it.
     Two schedules are equal when they do the same, whatever their names.
     """
 
@@ -114,6 +117,7 @@ class Schedule:
     microbatches: int
     placement: Placement
     programs: tuple[Program, ...]
+    slices: int = 1
 
     @property
     def ranks(self) -> int:
@@ -128,7 +132,7 @@ class Schedule:
     @property
     def virtual_stages(self) -> int:
         """v, the largest number of stages that one rank holds."""
-        return int(np.bincount(self.placement.stage_to_rank).max())
+        return int(np.bincount(self.placement.tables.ravel()).max())
 
     @property
     def has_communication(self) -> bool:
@@ -139,6 +143,16 @@ class Schedule:
     def splits_backward(self) -> bool:
         """Whether any backward is split into I and W."""
         return any(bool((program.kind == Kind.I).any()) for program in self.programs)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether any activations leave for the host and come back."""
+        return any(bool((program.kind == Kind.OFFLOAD).any()) for program in self.programs)
+
+    @property
+    def activation_unit(self) -> float:
+        """What one stage and microbatch (or slice) holds, in microbatches x 1/P of the model."""
+        return self.ranks / (self.stages * self.slices)
 
     @property
     def actions(self) -> int:

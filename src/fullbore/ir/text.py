@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from fullbore.errors import NotationError
 from fullbore.ir.action import COMPUTE_KINDS, Action
@@ -33,9 +34,17 @@ def to_text(schedule: Schedule) -> str:
 def read_text(path: str | PathLike[str]) -> str:
     """The text of a schedule file; NotationError where it cannot be read as text."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        data = Path(path).read_bytes()
+    except OSError as error:
         raise NotationError(f"cannot read {path}: {error}") from error
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode()
+        line, column = before.count("\n") + 1, before.rpartition("\n")[2].count(",") + 1
+        raise NotationError(
+            f"cannot read {path}: line {line}, column {column} is not text: {error}"
+        ) from error
 
 
 def from_text(text: str, *, name: str = "csv") -> Schedule:
@@ -61,7 +70,7 @@ def _row(line: str, number: int) -> list[Action]:
     actions: list[Action] = []
     for column, cell in enumerate(line.split(","), start=1):
         try:
-            actions.extend(_cell(cell.strip().strip('"')))
+            actions.extend(_cell(cell.strip()))
         except NotationError as error:
             raise NotationError(f"line {number}, column {column}: {error}") from None
     if not actions:
@@ -70,6 +79,8 @@ def _row(line: str, number: int) -> list[Action]:
 
 
 def _cell(cell: str) -> list[Action]:
+    if cell.startswith('"') and cell.endswith('"') and len(cell) > 1:
+        cell = cell[1:-1].strip()
     if not cell or _SHARDING.fullmatch(cell):
         return []
     pair = _OVERLAP.fullmatch(cell)
@@ -108,23 +119,41 @@ def _locate(rows: list[str], what: str, value: int) -> str:
         f"line {number}, column {column}"
         for number, line in enumerate(rows, start=1)
         for column, cell in enumerate(line.split(","), start=1)
-        for action in _cell(cell.strip().strip('"'))
+        for action in _cell(cell.strip())
         if getattr(action, what) == value
     )
 
 
 def _infer_placement(programs: tuple[Program, ...], stages: int) -> Placement:
-    """Each stage belongs to the rank with most of its compute actions (the laws judge the rest)."""
-    most, owners = (np.zeros(stages, dtype=np.int64) for _ in range(2))
-    for rank, program in enumerate(programs):
-        own, count = np.unique(
-            program.stage[np.isin(program.kind, COMPUTE_KINDS)], return_counts=True
-        )
-        more = count > most[own]
-        most[own[more]], owners[own[more]] = count[more], rank
+    """Each stage belongs to the rank with most of its compute actions (the laws judge the rest).
+
+    Where every stage is computed on one rank for even microbatches, and on another one for odd
+    microbatches, the model is there twice.
+    """
+    counts = _actions_by(programs, stages)  # [2, S, P]
+    if _is_there_twice(counts):
+        even, odd = (tuple(np.argmax(count, axis=1).tolist()) for count in counts)
+        return Placement(stage_to_rank=even, copies=(odd,))
+    owners = np.argmax(counts.sum(axis=0), axis=1)
     idle = sorted(set(range(len(programs))) - set(owners.tolist()))
     if idle:
         raise NotationError(
             f"line {idle[0] + 1}, column 1: rank {idle[0]} computes no stage of its own"
         )
     return Placement(stage_to_rank=tuple(owners.tolist()))
+
+
+def _actions_by(programs: tuple[Program, ...], stages: int) -> npt.NDArray[np.int64]:
+    """Compute actions for even and odd microbatches by stage and rank [2, S, P]."""
+    counts = np.zeros((2, stages, len(programs)), dtype=np.int64)
+    for rank, program in enumerate(programs):
+        computes = np.isin(program.kind, COMPUTE_KINDS)
+        np.add.at(counts[..., rank], (program.microbatch[computes] % 2, program.stage[computes]), 1)
+    return counts
+
+
+def _is_there_twice(counts: npt.NDArray[np.int64]) -> bool:
+    even, odd = counts > 0
+    return bool((even.sum(axis=1) == 1).all() and (odd.sum(axis=1) == 1).all()) and not bool(
+        (even & odd).any()
+    )

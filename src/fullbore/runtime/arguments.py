@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -18,18 +19,47 @@ from torch._C._distributed_c10d import HashStore
 
 from fullbore.errors import FullboreError, PipelineError
 from fullbore.ir import Kind, Schedule
-from fullbore.runtime.meeting import Said
-from fullbore.runtime.sharded import objection_to_shards
+from fullbore.runtime.argument_kinds import is_duration, objection_to_kinds
+from fullbore.runtime.file_host import try_folder
+from fullbore.runtime.meeting import Patience, Said
+from fullbore.runtime.recompute import is_recomputed_whole
+from fullbore.runtime.sharded import is_sharded, objection_to_shards
 from fullbore.runtime.tied import find_copies
+from fullbore.runtime.watchdog import OnStall, log_stall
 from fullbore.runtime.wiring import Rendezvous
-from fullbore.verify import check
+from fullbore.verify import check, check_runnable
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from fullbore.runtime.recompute import Recompute
 
-__all__ = ["Arguments", "Judgement", "judge", "rendezvous_of"]
+__all__ = ["Arguments", "Judgement", "judge", "patience_of", "rendezvous_of"]
+
+
+# Arguments that must be the same on all ranks, beside those that are told in words of their own.
+_SHARED = (
+    "reduction",
+    "overlap_p2p",
+    "static_shapes",
+    "main_grad_dtype",
+    "reduce_dtype",
+    "record",
+)
+_DEFAULT_TIMEOUT_S = 1800.0
+
+
+def patience_of(
+    timeout_s: float, stall_timeout_s: float | None, on_stall: OnStall | None
+) -> Patience:
+    """How long to wait for other ranks; where these make no sense, which `judge` will say, half
+    an hour in silence.
+    """
+    return Patience(
+        timeout_s=timeout_s if is_duration(timeout_s) else _DEFAULT_TIMEOUT_S,
+        stall_s=stall_timeout_s if is_duration(stall_timeout_s) else None,
+        on_stall=on_stall if callable(on_stall) else log_stall,
+    )
 
 
 def rendezvous_of(
@@ -42,6 +72,8 @@ def rendezvous_of(
     if mesh is not None:
         return Rendezvous.of_mesh(mesh, timeout=timeout)
     if group is None and not dist.is_initialized():
+        if not isinstance(schedule, Schedule):
+            raise PipelineError(f"schedule is a fullbore Schedule, not {schedule!r:.60}")
         if schedule.ranks > 1:
             raise PipelineError(
                 f"the schedule has {schedule.ranks} ranks, but torch.distributed is not "
@@ -55,21 +87,30 @@ def rendezvous_of(
 class Arguments:
     """One rank's arguments, as far as they can be wrong.
 
-    group_and_mesh: whether both were given. has_loss, counts: whether loss_fn and count_fn were.
-    common: further arguments that must be the same on all ranks, by the words that name them.
+    group_and_mesh: whether both were given. others: the rest of `Pipeline`'s, by name.
     """
 
     stages: Mapping[int, nn.Module]
     schedule: Schedule
     rendezvous: Rendezvous
     group_and_mesh: bool
-    has_loss: bool
-    counts: bool
     tied: Sequence[Mapping[int, str]]
-    reduction: str
-    overlap: bool
     recompute: Recompute
-    common: Mapping[str, Any]
+    others: Mapping[str, Any]
+
+    @staticmethod
+    def of(given: Mapping[str, Any], rendezvous: Rendezvous) -> Arguments:
+        """given: all of `Pipeline`'s arguments by name."""
+        apart = ("self", "stages", "schedule", "group", "mesh", "tied", "recompute")
+        return Arguments(
+            stages=given["stages"],
+            schedule=given["schedule"],
+            rendezvous=rendezvous,
+            group_and_mesh=given["group"] is not None and given["mesh"] is not None,
+            tied=given["tied"],
+            recompute=given["recompute"],
+            others={name: value for name, value in given.items() if name not in apart},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,30 +134,45 @@ class Judgement:
 def judge(given: Arguments) -> Judgement:
     """What this rank says of its arguments."""
     error: FullboreError | None = None
+    said = Said(objection=None, common={}, place=given.rendezvous.rank)
     try:
         _check(given)
+        said = replace(said, common=_common(given), weights=_weights(given.stages))
     except FullboreError as found:
         error = found
-    said = Said(
-        objection=None if error is None else str(error),
-        common=_common(given),
-        place=given.rendezvous.rank,
-        weights=_weights(given.stages),
-    )
+    except Exception as found:  # the others wait for this rank's word, whatever it ran into
+        error = PipelineError(f"the arguments cannot be judged: {type(found).__name__}: {found}")
+    if error is not None:
+        said = replace(said, objection=str(error))
     return Judgement(said=said, error=error, alone=len(given.rendezvous.everyone) == 1)
 
 
 def _common(given: Arguments) -> dict[str, str]:
     """The arguments that must be the same on all ranks, by the words that name them."""
     return {
+        **_tied_kinds(given),
         "schedules": hashlib.sha256(str(given.schedule).encode()).hexdigest(),
-        "values of reduction": given.reduction,
         "tied weights": str([sorted(names.items()) for names in given.tied]),
-        "values of overlap_p2p": str(given.overlap),
         "values of recompute": str(given.recompute),
-        "values of count_fn (some, and none)": str(given.counts),
-        **{name: str(value) for name, value in given.common.items()},
+        "values of count_fn (some, and none)": str(given.others["count_fn"] is not None),
+        **{f"values of {name}": str(given.others[name]) for name in _SHARED},
     }
+
+
+def _tied_kinds(given: Arguments) -> dict[str, str]:
+    """Shape and type of each tied weight, where a copy of it is here."""
+    kinds: dict[str, str] = {}
+    for names in given.tied:
+        for copy in find_copies(names, given.stages).values():
+            told = f"{list(copy.shape)} of {copy.dtype}"
+            what = f"shapes or dtypes of a tied weight, {_named(names)}"
+            if kinds.setdefault(what, told) != told:
+                raise PipelineError(f"tied: {_named(names)} are {kinds[what]} and {told}")
+    return kinds
+
+
+def _named(names: Mapping[int, str]) -> str:
+    return ", ".join(f"{name!r} of stage {stage}" for stage, name in sorted(names.items()))
 
 
 def _weights(stages: Mapping[int, nn.Module]) -> str:
@@ -130,13 +186,23 @@ def _weights(stages: Mapping[int, nn.Module]) -> str:
 
 
 def _check(given: Arguments) -> None:
-    if given.reduction not in ("mean", "sum"):
-        raise PipelineError(f'reduction is "mean" or "sum", not {given.reduction!r}')
-    if given.counts and given.reduction != "mean":
+    objection = objection_to_kinds(
+        {
+            "stages": given.stages,
+            "schedule": given.schedule,
+            "tied": given.tied,
+            "recompute": given.recompute,
+            **given.others,
+        }
+    )
+    if objection is not None:
+        raise PipelineError(objection)
+    if given.others["count_fn"] is not None and given.others["reduction"] != "mean":
         raise PipelineError('count_fn says what the loss is a mean of: use reduction="mean"')
     if given.group_and_mesh:
         raise PipelineError("group and mesh say the same twice: give one of them")
-    check(given.schedule, blocking_sends=not given.overlap)
+    check(given.schedule, blocking_sends=not given.others["overlap_p2p"])
+    check_runnable(given.schedule)
     _check_size(given.schedule, given.rendezvous)
     _check_stages(given)
     _check_tied(given)
@@ -169,8 +235,29 @@ def _check_stages(given: Arguments) -> None:
         raise PipelineError(
             'the schedule places recomputations (R): give recompute="full", or a number of blocks'
         )
-    if schedule.stages - 1 in modules and not given.has_loss:
+    _check_offload(given)
+    if schedule.stages - 1 in modules and given.others["loss_fn"] is None:
         raise PipelineError("the last stage is here, but loss_fn is missing")
+
+
+def _check_offload(given: Arguments) -> None:
+    """What cannot leave is refused: there would be nothing in it, or too much."""
+    if not given.schedule.offloads:
+        return
+    for stage, module in given.stages.items():
+        if is_recomputed_whole(module, given.recompute):
+            raise PipelineError(
+                f"the schedule offloads (OFFLOAD), but with recompute={given.recompute!r} stage "
+                f"{stage} keeps nothing that could leave: give up one of the two, or recompute "
+                "some of its blocks only"
+            )
+        if any(is_sharded(weight) for weight in module.parameters()):
+            raise PipelineError(
+                f"the schedule offloads (OFFLOAD), and stage {stage} is sharded by fully_shard, "
+                "whose gathered weights would leave with the activations: use one of the two"
+            )
+    folder = given.others["offload_folder"]
+    try_folder(None if folder is None else Path(folder))
 
 
 def _check_tied(given: Arguments) -> None:

@@ -20,8 +20,13 @@ from fullbore.runtime.device import CpuSide
 
 __all__ = ["Control", "PeerLostError"]
 
-_TAG = 0
-_LATE, _TOLD = 2, 3
+# Tags keep apart what ranks that call different methods say to one another: if messages of unlike
+# sizes met, gloo would end the process. So ranks wait, and are told who waits for whom, and where.
+_TAG, _TOLD, _TOTAL = 0, 1, 2
+
+
+def _total_tag(count: int, *, late: bool) -> int:
+    return _TOTAL + 2 * count + late
 
 
 class Control:
@@ -65,7 +70,7 @@ class Control:
         rank 0 comes last. The sums are bitwise the same on every rank. late: other agreements
         may begin and end before this one is waited for.
         """
-        tag = _LATE if late else _TAG
+        tag = _total_tag(len(values), late=late)
         mine = torch.tensor(values, dtype=torch.float64)
         if self.ranks == 1:
             return mine.tolist

@@ -26,26 +26,21 @@ from fullbore.errors import PipelineError, RankError
 from fullbore.ir import Schedule
 from fullbore.passes import forward_only, insert_communication
 from fullbore.runtime.ahead import Ahead
-from fullbore.runtime.arguments import Arguments, judge, rendezvous_of
+from fullbore.runtime.arguments import Arguments, judge, patience_of, rendezvous_of
 from fullbore.runtime.batching import make_batch
 from fullbore.runtime.device import device_of, side_of
 from fullbore.runtime.main_grad import MainGradients
-from fullbore.runtime.meeting import Patience, Said
+from fullbore.runtime.meeting import Said
 from fullbore.runtime.norm import clip_grad_norm, counted_here
 from fullbore.runtime.recompute import Recompute
-from fullbore.runtime.recorder import (
-    ActivationMeter,
-    RankRecord,
-    SpanLog,
-    clock_offset_s,
-)
+from fullbore.runtime.recorder import ActivationMeter, RankRecord, SpanLog, clock_offset_s
 from fullbore.runtime.result import StepResult, make_result
 from fullbore.runtime.session import Session
 from fullbore.runtime.setup import Setup
 from fullbore.runtime.split import SplitReport
 from fullbore.runtime.stage import CountFunction, LossFunction
 from fullbore.runtime.stamps import Clock, stamps_for
-from fullbore.runtime.watchdog import OnStall, log_stall
+from fullbore.runtime.watchdog import OnStall
 from fullbore.runtime.wiring import pairs_of
 from fullbore.verify import links
 
@@ -83,6 +78,8 @@ class Pipeline:
     recompute: which activations are dropped after a forward and made again for the backward:
         "none", those of each "full" stage, or of the first N blocks of each stage, one block at a
         time. A stage has blocks if it is a Sequential or has one ModuleList; else it goes in full.
+    offload_folder: where the file lies to which activations go on CPU where the schedule has an
+        OFFLOAD, without a name; None: the system's folder for temporary files.
     timeout_s: how long a rank waits for another before it gives up.
     stall_timeout_s: after how long without any movement one rank tells who waits for whom, and
         again when that has doubled; None: never.
@@ -117,36 +114,18 @@ class Pipeline:
         static_shapes: bool = True,
         main_grad_dtype: torch.dtype | None = None,
         recompute: Recompute = "none",
+        offload_folder: str | PathLike[str] | None = None,
         timeout_s: float = 1800.0,
         stall_timeout_s: float | None = None,
         on_stall: OnStall | None = None,
         flight_record: str | PathLike[str] | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        rendezvous = rendezvous_of(schedule, group, mesh, timedelta(seconds=timeout_s))
-        patience = Patience(
-            timeout_s=timeout_s, stall_s=stall_timeout_s, on_stall=on_stall or log_stall
-        )
-        judgement = judge(
-            Arguments(
-                stages=stages,
-                schedule=schedule,
-                rendezvous=rendezvous,
-                group_and_mesh=group is not None and mesh is not None,
-                has_loss=loss_fn is not None,
-                counts=count_fn is not None,
-                tied=tied,
-                reduction=reduction,
-                overlap=overlap_p2p,
-                recompute=recompute,
-                common={
-                    "values of static_shapes": static_shapes,
-                    "values of main_grad_dtype": main_grad_dtype,
-                    "values of reduce_dtype": reduce_dtype,
-                    "values of record": record,
-                },
-            )
-        )
+        given = locals()
+        patience = patience_of(timeout_s, stall_timeout_s, on_stall)
+        timeout = timedelta(seconds=patience.timeout_s)
+        rendezvous = rendezvous_of(schedule, group, mesh, timeout)
+        judgement = judge(Arguments.of(given, rendezvous))
         judgement.raise_together(rendezvous.meet(life=0, said=judgement.said, patience=patience))
         programs = {True: insert_communication(schedule), False: forward_only(schedule)}
         self._setup = Setup(
@@ -163,6 +142,7 @@ class Pipeline:
             static_shapes=static_shapes,
             main_grad_dtype=main_grad_dtype,
             recompute=recompute,
+            offload_folder=None if offload_folder is None else Path(offload_folder),
             count_fn=count_fn,
             reduce_dtype=reduce_dtype,
             patience=patience,

@@ -11,11 +11,9 @@ The bubble is GPipe's, but no rank holds more than P microbatches. Source: Naray
 
 from __future__ import annotations
 
-import numpy as np
-
 from fullbore.ir import Placement, Program, Schedule
 from fullbore.schedules.numbers import check_numbers
-from fullbore.schedules.steady import Order, one_forward_one_backward
+from fullbore.schedules.steady import every_microbatch, one_forward_one_backward
 
 __all__ = ["one_f_one_b"]
 
@@ -36,9 +34,6 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Schedule:
 
 
 def _program(rank: int, ranks: int, microbatches: int) -> Program:
-    order = Order(
-        stage=np.full(microbatches, rank, dtype=np.int32),
-        microbatch=np.arange(microbatches, dtype=np.int32),
-    )
+    order = every_microbatch(stage=rank, microbatches=microbatches)
     warmup = min(ranks - 1 - rank, microbatches)
     return one_forward_one_backward(forward=order, backward=order, warmup=warmup)

@@ -85,13 +85,23 @@ def save(
                 step = _nothing
             team.together(step, wrong=CheckpointError)
     except CheckpointError as error:
+        free = _free_space(folder)
         if team.leads:
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"the checkpoint of step {progress.step} could not be written to {folder}: {error}; "
-            f"{_what_is_left(folder)}"
+            f"{free}{_what_is_left(folder)}"
         ) from error
     return target
+
+
+def _free_space(folder: Path) -> str:
+    """What writers of tensors do not say when a disk is full."""
+    try:
+        disk = shutil.disk_usage(folder)
+    except OSError:
+        return ""
+    return f"the disk has {disk.free / 1e6:.1f} MB of {disk.total / 1e6:.1f} MB left; "
 
 
 def find_checkpoint(folder: Path) -> Path:

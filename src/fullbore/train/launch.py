@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from fullbore.runtime import DIED
 __all__ = ["StopRequest", "launch_ranks"]
 
 _GRACE_S = 5  # for the ranks that live when another has failed
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def launch_ranks(entry: Callable[..., None], *arguments: Any, ranks: int) -> None:
@@ -43,7 +44,11 @@ def launch_ranks(entry: Callable[..., None], *arguments: Any, ranks: int) -> Non
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="fullbore-") as folder, _pass_signals_on() as passed:
+    with (
+        tempfile.TemporaryDirectory(prefix="fullbore-") as folder,
+        _pass_signals_on() as passed,
+        _ranks_start_deaf(),
+    ):
         try:
             elastic_launch(_config(ranks), _run_rank)(folder, entry, arguments)
         except ChildFailedError as error:
@@ -64,8 +69,8 @@ def _config(ranks: int) -> LaunchConfig:
         "local_addr": "localhost",
         "max_restarts": 0,
         "start_method": "spawn",
-        # Not the two that are passed on here; releases of torch differ in these fields.
-        "signals_to_handle": "SIGHUP,SIGQUIT",
+        # Not those that are passed on here; releases of torch differ in these fields.
+        "signals_to_handle": "SIGQUIT",
         "shutdown_timeout": _GRACE_S,
     }
     known = {field.name for field in fields(LaunchConfig)}
@@ -125,7 +130,7 @@ def _died(error: ChildFailedError) -> RankError:
 
 @contextmanager
 def _pass_signals_on() -> Iterator[list[int]]:
-    """While ranks run: SIGINT and SIGTERM go to them as SIGTERM, a second one as SIGKILL.
+    """While ranks run: Ctrl-C and the like go to them as SIGTERM, a second one as SIGKILL.
 
     Yields the signals so far.
     """
@@ -147,8 +152,25 @@ def _pass_signals_on() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def _ranks_start_deaf() -> Iterator[None]:
+    """Ranks that start meanwhile hear Ctrl-C once they have a `StopRequest`, and not before.
+
+    A terminal sends it to them too, and in the middle of Python's start they would all print a
+    traceback. What a thread blocks its new processes block; this process hears by another thread.
+    """
+    over = threading.Event()
+    threading.Thread(target=over.wait, name="hears signals", daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        over.set()
+
+
 class StopRequest:
-    """While entered: SIGTERM or a first Ctrl-C asks to stop; a second Ctrl-C stops at once."""
+    """While entered: Ctrl-C, SIGTERM or SIGHUP asks to stop; a second Ctrl-C stops at once."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -160,6 +182,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._before = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -112,6 +112,8 @@ def device_for(place: RankPlace, kind: str) -> torch.device:
         return torch.device("cpu")
     devices = torch.cuda.device_count()
     if place.local_rank >= devices:
+        if devices == 0:
+            raise ConfigError("there is no GPU that torch can use here: leave --device out, or cpu")
         raise ConfigError(
             f"there are {place.local_size} ranks on this machine and {devices} GPUs: use at most "
             f"{devices} ranks, or --device cpu"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fullbore.errors import ConfigError
 from fullbore.ir import Schedule
 from fullbore.train.anatomy import Anatomy, examine
 from fullbore.train.balance import PieceCosts, balance, piece_costs
@@ -55,6 +56,16 @@ def _layers(held: range) -> str:
     return f"layers {held[0]}-{held[-1]}" if len(held) > 1 else f"layer {held[0]}"
 
 
+def _check_length(config: Any, seq_length: int) -> None:
+    """A model is made for so many positions; some fail beyond them, others just predict badly."""
+    most = getattr(config, "max_position_embeddings", None)
+    if isinstance(most, int) and 0 < most < seq_length:
+        raise ConfigError(
+            f"--seq-length is {seq_length}, and the model has {most} positions: the nearest legal "
+            f"value is {most}"
+        )
+
+
 def make_plan(settings: TrainSettings, folder: Path, *, schedule: Schedule | None = None) -> Plan:
     """Cut the model of a folder as the settings ask.
 
@@ -62,12 +73,13 @@ def make_plan(settings: TrainSettings, folder: Path, *, schedule: Schedule | Non
     ConfigError and ScheduleError naming the nearest legal values.
     """
     config = read_config(folder)
+    _check_length(config, settings.seq_length)
     whole = empty_model(config)
     anatomy = examine(empty_model(config))
     costs = piece_costs(whole, anatomy, seq_length=settings.seq_length)
     if schedule is None:
         shape = settings.shape(anatomy.layers)
-        schedule, layers = shape.build(), shape.layers
+        schedule, layers = settings.placed(shape.build()), shape.layers
     else:
         layers = settings.stage_layers
     return Plan(

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fullbore.errors import ConfigError
+from fullbore.ir import Schedule
 from fullbore.megatron import (
     PipelineShape,
     choose_schedule,
@@ -25,6 +26,8 @@ from fullbore.megatron import (
     count_virtual_stages,
     split_layers,
 )
+from fullbore.passes import offload
+from fullbore.schedules import FAMILIES
 
 __all__ = ["TrainSettings", "flag", "read_config"]
 
@@ -65,6 +68,8 @@ class TrainSettings(BaseModel):
     recompute_granularity: Literal["full", "selective"] | None = None
     recompute_method: Literal["uniform", "block"] | None = None
     recompute_num_layers: int | None = Field(default=None, ge=1)
+    offload: int | None = Field(default=None, ge=1)
+    offload_ahead: int | None = Field(default=None, ge=0)
 
     micro_batch_size: int = 1
     global_batch_size: int | None = 8
@@ -143,6 +148,13 @@ class TrainSettings(BaseModel):
             return self.recompute_num_layers
         return "full"
 
+    def placed(self, schedule: Schedule) -> Schedule:
+        """A schedule with the copies to the host that are asked for; see docs/offload.md."""
+        if self.offload is None:
+            return schedule
+        ahead = 1 if self.offload_ahead is None else self.offload_ahead
+        return offload(schedule, away=self.offload, ahead=ahead)
+
     def shape(self, layers: int | None = None) -> PipelineShape:
         """The pipeline that is asked for; layers: those of the model, where they are known (layers
         of a virtual stage cannot be counted without).
@@ -196,8 +208,9 @@ class TrainSettings(BaseModel):
         counted = count_virtual_stages(
             ranks=ranks, layers=layers, layers_per_stage=per_chunk, virtual_stages=chunks
         )
-        if per_chunk is None and chunks is None and self.schedule in ("interleaved", "looped-bfs"):
-            return 2
+        family = next((family for family in FAMILIES if family.name == self.schedule), None)
+        if per_chunk is None and chunks is None and family is not None:
+            return family.default_virtual_stages
         return counted
 
     def _virtual_stages_by_hand(self, stage_layers: tuple[int, ...]) -> int:
@@ -264,10 +277,20 @@ class TrainSettings(BaseModel):
                 "and --decoder-last-pipeline-num-layers"
             )
         self._check_recompute()
+        self._check_schedule()
         if self.num_layers_per_virtual_pipeline_stage is None:
             self.shape().build()
         elif self.microbatches < 1 or self.num_virtual_stages_per_pipeline_rank is not None:
             self.shape()  # its own words for what is wrong; the rest waits for the model's layers
+
+    def _check_schedule(self) -> None:
+        runnable = [family.name for family in FAMILIES if family.runs]
+        known = {family.name for family in FAMILIES}
+        if self.schedule in known.difference(runnable):
+            raise ConfigError(
+                f"--schedule {self.schedule} can be simulated, and not be run: "
+                f"fullbore simulate it, or choose {' or '.join(runnable)}"
+            )
 
     def _check_recompute(self) -> None:
         granularity, method = self.recompute_granularity, self.recompute_method
@@ -287,6 +310,13 @@ class TrainSettings(BaseModel):
             )
         if method == "block" and self.recompute_num_layers is None:
             raise ConfigError("--recompute-method block needs --recompute-num-layers")
+        if self.offload is not None and self.recomputation == "full":
+            raise ConfigError(
+                "--offload has nothing to send to the host where --recompute full keeps nothing: "
+                "give up one of them, or --recompute a number of blocks a stage"
+            )
+        if self.offload is None and self.offload_ahead is not None:
+            raise ConfigError("--offload-ahead says when what --offload sends away comes back")
 
 
 def read_config(path: str | PathLike[str]) -> dict[str, Any]:
@@ -308,7 +338,11 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{path}: a configuration is a table of names and values")
-    return {key.replace("-", "_"): value for key, value in values.items()}
+    named = {key.replace("-", "_"): value for key, value in values.items()}
+    if len(named) < len(values):
+        twice = next(key for key in values if "-" in key and key.replace("-", "_") in values)
+        raise ConfigError(f"{path}: {twice} and {twice.replace('-', '_')} are the same: keep one")
+    return named
 
 
 def flag(name: str) -> str:

@@ -228,5 +228,7 @@ def count_layers(folder: Path) -> int | None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {folder / 'config.json'}: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder / 'config.json'} is no table of names and values")
     found = [config.get(name) for name in ("num_hidden_layers", "n_layer", "n_layers")]
     return next((layers for layers in found if isinstance(layers, int)), None)

@@ -17,7 +17,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A schedule with its arrays; `home` [S] is the placement as an array.
+    """A schedule with its arrays; `homes` [C, S] is the placement as an array, a row a copy of
+    the model.
 
     peak_limits: for each rank [P], in microbatches x 1/P of the model, or None.
     """
@@ -25,7 +26,7 @@ class Case:
     schedule: Schedule
     flat: FlatSchedule
     needs: Dependencies
-    home: npt.NDArray[np.int32]
+    homes: npt.NDArray[np.int32]
     communicates: bool
     peak_limits: tuple[float, ...] | None
     blocking_sends: bool
@@ -46,7 +47,7 @@ class Case:
 
     def missing(self, kind: Kind, stage: int, microbatch: int, *, why: str) -> Finding:
         """A finding about an action that is not there, on the rank of its stage."""
-        rank = int(self.home[stage])
+        rank = int(self.homes[microbatch % len(self.homes), stage])
         return Finding(
             rank=rank,
             index=None,
@@ -81,7 +82,7 @@ def case_of(
         schedule=schedule,
         flat=schedule.flat(),
         needs=dependencies(schedule),
-        home=np.array(schedule.placement.stage_to_rank, dtype=np.int32),
+        homes=schedule.placement.tables,
         communicates=schedule.has_communication,
         peak_limits=peak_limits,
         blocking_sends=blocking_sends,

@@ -23,9 +23,11 @@ def sent_and_received(case: Case) -> Iterator[Finding]:
         for index in case.repeated(kind).tolist():
             yield case.at(index, detail="occurs a second time", remedy="delete one of the two")
         counts = case.counts(kind)
-        for stage, microbatch in np.argwhere((counts == 0) & expected[:, None]).tolist():
-            yield case.missing(kind, stage, microbatch, why=_why(case, kind, stage))
-        stray = (case.flat.kind == kind) & ~expected[case.flat.stage]
+        everywhere = expected[np.arange(case.schedule.microbatches) % len(expected)].T
+        for stage, microbatch in np.argwhere((counts == 0) & everywhere).tolist():
+            yield case.missing(kind, stage, microbatch, why=_why(case, kind, stage, microbatch))
+        copy = case.flat.microbatch % len(expected)
+        stray = (case.flat.kind == kind) & ~expected[copy, case.flat.stage]
         for index in np.flatnonzero(stray).tolist():
             yield case.at(
                 index,
@@ -36,9 +38,9 @@ def sent_and_received(case: Case) -> Iterator[Finding]:
 
 
 def _expected(case: Case) -> dict[Kind, npt.NDArray[np.bool_]]:
-    """For each kind of communication, which stages [S] do it."""
-    crosses = np.concatenate([[False], case.home[1:] != case.home[:-1], [False]])
-    from_before, to_after = crosses[:-1], crosses[1:]
+    """For each kind of communication, which stages of which copy [C, S] do it."""
+    crosses = np.pad(case.homes[:, 1:] != case.homes[:, :-1], ((0, 0), (1, 1)))
+    from_before, to_after = crosses[:, :-1], crosses[:, 1:]
     return {
         Kind.SEND_F: to_after,
         Kind.RECV_F: from_before,
@@ -47,9 +49,10 @@ def _expected(case: Case) -> dict[Kind, npt.NDArray[np.bool_]]:
     }
 
 
-def _why(case: Case, kind: Kind, stage: int) -> str:
+def _why(case: Case, kind: Kind, stage: int, microbatch: int) -> str:
     neighbour = stage + (1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1)
-    return f"stage {neighbour} is on rank {case.home[neighbour]}"
+    home = case.homes[microbatch % len(case.homes), neighbour]
+    return f"stage {neighbour} is on rank {home}"
 
 
 def first_in_first_out(case: Case) -> Iterator[Finding]:
