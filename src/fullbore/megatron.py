@@ -167,8 +167,7 @@ def choose_schedule(
     microbatches long, as Megatron asks.
     """
     chosen = name or ("1f1b" if virtual_stages == 1 else "interleaved")
-    family = next((family for family in FAMILIES if family.name == chosen), None)
-    if family is not None and family.takes_group:
+    if chosen == "interleaved":
         _check_group(ranks=ranks, microbatches=microbatches, group_size=group_size)
     return PipelineShape(
         schedule=chosen,

@@ -91,11 +91,10 @@ def test_a_file_of_another_shape_is_refused(fullbore, tmp_path):
     assert ran.status == 2 and "mine has P=4 and M=3, and the job P=4 and M=8" in ran.err
 
 
-def test_a_split_backward_cannot_be_paced(fullbore, tmp_path):
-    file = tmp_path / "split.csv"
-    file.write_text("0F0,1RECV_B0,0I0,0W0\n1F0,1I0,1W0\n".replace("1RECV_B0,", ""))
-    ran = fullbore("compare", "--paced", "--schedules", file)
-    assert ran.status == 2 and "split splits the backward" in ran.err
+@pytest.mark.parametrize("name", ["dualpipe", "seq1f1b"])
+def test_what_the_runtime_cannot_carry_out_is_refused(fullbore, name):
+    ran = fullbore(*PACED, "-m", 8, "--schedules", f"1f1b,{name}")
+    assert ran.status == 2 and name in ran.err and "simulate it" in ran.err
 
 
 def test_an_output_that_cannot_be_made_is_refused(fullbore, tmp_path):
@@ -234,7 +233,8 @@ def test_more_ranks_than_cores_get_a_warning_and_a_file_is_a_schedule(folder, tm
 def test_a_paced_run_of_four_ranks(tmp_path):
     output = tmp_path / "out"
     pace = ("--forward-s", 0.004, "--backward-s", 0.008, "--message-bytes", 1024)
-    status, out, err = finish(start(*PACED, "-m", 8, *pace, "--steps", 2, "-o", output))
+    chosen = ("--schedules", "gpipe,1f1b,interleaved,zb-v,dualpipe-v")
+    status, out, err = finish(start(*PACED, "-m", 8, *pace, *chosen, "--steps", 2, "-o", output))
     assert status == 0, err
     assert "MFU" not in out and "Warning" not in out and str(output / "report.html") in out
     document = json.loads((output / "report.json").read_text())

@@ -10,7 +10,8 @@ def test_json_lists_every_schedule_with_the_documented_keys(fullbore):
     assert [entry["name"] for entry in found] == [family.name for family in FAMILIES]
     assert {key for entry in found for key in entry} == {
         *("name", "summary", "bubble_fraction", "bubble_overhead", "peak_activations"),
-        *("constraints", "takes_virtual_stages", "takes_group_size"),
+        *("constraints", "takes_virtual_stages", "takes_group_size", "takes_slices"),
+        *("holds", "runs"),
     }
 
 

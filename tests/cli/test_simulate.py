@@ -7,8 +7,10 @@ import json
 import pytest
 
 from fullbore import Timeline, schedules
+from fullbore.schedules import FAMILIES
 
 KEYS = {
+    *("slices", "copies"),
     *("schedule", "ranks", "virtual_stages", "stages", "microbatches", "stage_to_rank", "overlap"),
     *("makespan_s", "bubble_fraction", "bubble_overhead", "span_bubble_fraction"),
     *("peak_activations", "peak_activation_bytes", "busy_s", "idle_s", "warmup_idle_s"),
@@ -204,3 +206,27 @@ def test_bytes_that_leave_come_from_a_costs_file(fullbore, tmp_path):
 def test_offload_that_makes_no_sense_is_refused(fullbore, flags, said):
     ran = fullbore("simulate", "gpipe", "-p", 2, "-m", 4, *flags)
     assert ran.status == 2 and said in ran.err and ran.out == ""
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_schedule_is_simulated_and_shown_with_no_costs_typed(fullbore, family):
+    said = fullbore("simulate", family.name, "-p", 4, "-m", 8)
+    assert said.status == 0 and f"{family.name}: 4 ranks" in said.out
+    shown = fullbore("show", family.name, "-p", 4, "-m", 8, "--width", 120)
+    assert shown.status == 0 and "rank 3" in shown.out
+
+
+def test_half_of_a_backward_is_i_where_only_the_whole_was_typed(fullbore):
+    short = fullbore("simulate", "zb-v", "-p", 4, "-m", 8, "--backward-s", 3, "--json").json
+    long = fullbore(
+        *("simulate", "zb-v", "-p", 4, "-m", 8),
+        *("--input-grad-s", 1.5, "--weight-grad-s", 1.5, "--json"),
+    ).json
+    assert short == long
+
+
+def test_slices_and_copies_are_said(fullbore):
+    sliced = fullbore("simulate", "seq1f1b", "-p", 2, "-m", 3)
+    assert "seq1f1b: 2 ranks, 3 microbatches × 4 slices" in sliced.out
+    both = fullbore("simulate", "dualpipe", "-p", 2, "-m", 3, "--json").json
+    assert both["stage_to_rank"] == [0, 1] and both["copies"] == [[1, 0]]

@@ -8,6 +8,7 @@ from making import needs_of, random_schedule, schedule_of
 
 from fullbore.ir import Schedule, dependencies
 from fullbore.passes import insert_communication
+from fullbore.schedules import one_f_one_b, seq1f1b
 
 
 def found(schedule: Schedule) -> dict[str, set[str]]:
@@ -68,3 +69,10 @@ def test_what_is_missing_is_minus_one() -> None:
     deps = dependencies(schedule)
     assert deps.value.tolist() == [-1, -1]
     assert deps.stored.tolist() == [-1, -1]
+
+
+def test_slices_of_a_sequence_are_chained_on_their_stage() -> None:
+    schedule = seq1f1b(ranks=1, microbatches=2, slices=2)
+    assert str(schedule.programs[0]) == "0F0 0F1 0B1 0F2 0B0 0F3 0B3 0B2"
+    assert dependencies(schedule).carried.tolist() == [-1, 0, -1, -1, 2, 3, -1, 6]
+    assert (dependencies(one_f_one_b(ranks=2, microbatches=3)).carried == -1).all()

@@ -9,7 +9,7 @@ from making import act, schedule_of
 from fullbore.errors import ScheduleError
 from fullbore.ir import Placement, Program
 from fullbore.passes import insert_communication
-from fullbore.schedules import gpipe, interleaved, one_f_one_b
+from fullbore.schedules import dualpipe, gpipe, interleaved, one_f_one_b, seq1f1b
 
 
 def test_a_program_is_a_sequence_of_actions() -> None:
@@ -68,3 +68,25 @@ def test_looped_placement() -> None:
 def test_a_rank_without_a_stage_is_refused(stage_to_rank: tuple[int, ...]) -> None:
     with pytest.raises(ScheduleError, match="holds no stage"):
         Placement(stage_to_rank=stage_to_rank)
+
+
+def test_v_and_wave_placements() -> None:
+    assert Placement.v(ranks=3).stage_to_rank == (0, 1, 2, 2, 1, 0)
+    assert Placement.wave(ranks=2, virtual_stages=3).stage_to_rank == (0, 1, 1, 0, 0, 1)
+    assert Placement.wave(ranks=3, virtual_stages=1) == Placement.looped(ranks=3)
+    assert Placement.v(ranks=3).stages_of(1) == (1, 4)
+
+
+def test_a_placement_of_two_copies() -> None:
+    placement = Placement.both_ways(ranks=3)
+    assert placement.tables.tolist() == [[0, 1, 2], [2, 1, 0]]
+    assert (placement.ranks, placement.stages) == (3, 3)
+    assert [placement.stages_of(rank) for rank in range(3)] == [(0, 2), (1,), (0, 2)]
+    with pytest.raises(ScheduleError, match="as many stages as the model"):
+        Placement(stage_to_rank=(0, 1), copies=((0,),))
+
+
+def test_what_is_held_is_counted_in_shares_of_the_model() -> None:
+    assert interleaved(ranks=2, microbatches=2, virtual_stages=2).activation_unit == 0.5
+    assert seq1f1b(ranks=2, microbatches=2, slices=4).activation_unit == 0.25
+    assert dualpipe(ranks=2, microbatches=2).activation_unit == 1

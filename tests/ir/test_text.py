@@ -13,7 +13,7 @@ from making import random_schedule
 from fullbore.errors import NotationError
 from fullbore.ir import MOST_RANKS, Action, Kind, Placement, Program, Schedule, from_text, to_text
 from fullbore.passes import insert_communication
-from fullbore.schedules import build, gpipe, interleaved
+from fullbore.schedules import build, dualpipe, gpipe, interleaved
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
@@ -184,3 +184,9 @@ def test_only_line_ends_end_a_row() -> None:
     with pytest.raises(NotationError, match=r"line 1, column 2: '0B0\\x0b1F0' is not an action"):
         from_text("0F0,0B0\v1F0,1B0")
     assert from_text("0F0,0B0\r1F0,1B0\r\n").ranks == 2
+
+
+def test_a_model_that_is_there_twice_is_seen() -> None:
+    for microbatches in (2, 5, 9):
+        schedule = dualpipe(ranks=4, microbatches=microbatches)
+        assert from_text(to_text(schedule)) == schedule

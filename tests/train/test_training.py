@@ -27,7 +27,7 @@ run_ranks = partial(run_ranks_for, timeout_s=100)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "virtual_stages"),
-    [("gpipe", None), ("1f1b", None), ("interleaved", 2), ("looped-bfs", 2)],
+    [("gpipe", None), ("1f1b", None), ("interleaved", 2), ("looped-bfs", 2), ("zb-v", None)],
 )
 def test_twenty_losses_equal_those_of_one_process(
     folder: Path, schedule: str, virtual_stages: int | None

@@ -11,7 +11,7 @@ from making import schedule_of
 from fullbore.errors import ScheduleError, VerificationError
 from fullbore.ir import Placement, Program, Schedule
 from fullbore.passes import insert_communication, split_backward
-from fullbore.schedules import gpipe, interleaved, one_f_one_b
+from fullbore.schedules import gpipe, interleaved, one_f_one_b, seq1f1b
 from fullbore.verify import MOST_PER_RULE, RULES, check, report, verify
 
 
@@ -119,6 +119,29 @@ def test_stages_of_one_rank_out_of_order() -> None:
         "rank 0, index 0, 1F0: ordered: needs 0F0, which stands after it, at index 1; "
         "move 0F0 before it"
     ]
+
+
+def test_slices_of_a_sequence_out_of_order() -> None:
+    lawful = seq1f1b(ranks=1, microbatches=1, slices=2)
+    assert str(lawful.programs[0]) == "0F0 0F1 0B1 0B0" and told(lawful) == []
+    backward = schedule_of("0F0 0F1 0B0 0B1", placement=[0], microbatches=2)
+    assert told(backward) == []
+    assert told(replace(backward, slices=2)) == [
+        "rank 0, index 2, 0B0: ordered: needs 0B1, which stands after it, at index 3; "
+        "move 0B1 before it"
+    ]
+
+
+def test_a_microbatch_on_the_other_copy_of_the_model() -> None:
+    lawful = schedule_of("0F0 1F1 1B1 0B0", "1F0 0F1 1B0 0B1", placement=[0, 1], microbatches=2)
+    both = replace(lawful, placement=Placement.both_ways(ranks=2))
+    assert "stage 1 is on rank 1" in told(lawful)[0]
+    assert told(both) == []
+    swapped = replace(both, programs=both.programs[::-1])
+    assert told(swapped)[0] == (
+        "rank 0, index 0, 1F0: placed: stage 1 is on rank 1 for microbatches 0, 2, ...; move it to "
+        "rank 1, or change the placement"
+    )
 
 
 def test_a_send_without_a_receive_and_the_other_way_round() -> None:

@@ -17,7 +17,16 @@ from making import Action, programs_of, random_schedule, runs, with_programs
 
 from fullbore.ir import Kind, Schedule
 from fullbore.passes import insert_communication, offload, split_backward
-from fullbore.schedules import build, gpipe, interleaved, looped_bfs, one_f_one_b
+from fullbore.schedules import (
+    build,
+    dualpipe,
+    gpipe,
+    interleaved,
+    looped_bfs,
+    one_f_one_b,
+    seq1f1b,
+    zb_v,
+)
 from fullbore.verify import Violation, verify
 
 SMALL = [
@@ -26,6 +35,9 @@ SMALL = [
     interleaved(ranks=2, microbatches=2, virtual_stages=2),
     looped_bfs(ranks=2, microbatches=2, virtual_stages=2),
     split_backward(one_f_one_b(ranks=2, microbatches=3), delay=2),
+    zb_v(ranks=2, microbatches=1),
+    dualpipe(ranks=2, microbatches=2),
+    seq1f1b(ranks=2, microbatches=1, slices=2),
     random_schedule(7, ranks=3, stages=5, microbatches=2, split=0.5),
     offload(one_f_one_b(ranks=3, microbatches=3), ahead=0),
     random_schedule(8, ranks=2, stages=3, microbatches=2, split=0.5, away=0.6),

@@ -14,6 +14,7 @@ from fullbore.cli.inputs import Shape, read_schedule
 from fullbore.compare import Length
 from fullbore.errors import ConfigError
 from fullbore.schedules import FAMILIES
+from fullbore.verify import check_runnable
 
 if TYPE_CHECKING:
     from fullbore.cost import Costs
@@ -161,12 +162,16 @@ def _refuse_unused(values: Mapping[str, Any], asked: Asked) -> None:
                     f"{_flag(name)} is for {takers}: compare one of them, or leave it"
                 )
     if _GROUP in asked.typed and not any(family.takes_group for family in chosen):
-        raise ConfigError(f"{_flag(_GROUP)} is for interleaved: compare it, or leave this flag out")
+        takers = " and ".join(f.name for f in FAMILIES if f.takes_group)
+        raise ConfigError(
+            f"{_flag(_GROUP)} is for {takers}: compare one of them, or leave this flag out"
+        )
 
 
 def _refuse_differences(schedules: Sequence[Schedule], ranks: int, microbatches: int) -> None:
     """Only one job can be compared: one P, one M, and a name for each schedule."""
     for schedule in schedules:
+        check_runnable(schedule)
         if (schedule.ranks, schedule.microbatches) != (ranks, microbatches):
             raise ConfigError(
                 f"{schedule.name} has P={schedule.ranks} and M={schedule.microbatches}, and the "
@@ -278,12 +283,6 @@ def _paced_schedules(
         )
         schedules.append(files[name] if name in files else read_schedule(name, shape))
     _refuse_differences(schedules, values[_RANKS], microbatches)
-    for schedule in schedules:
-        if schedule.splits_backward:
-            raise ConfigError(
-                f"{schedule.name} splits the backward, and paced stages sleep through whole ones: "
-                "compare it without --paced, or fullbore simulate it"
-            )
     return schedules
 
 
@@ -310,8 +309,13 @@ def _costs(pace: Pace, schedule: Schedule) -> Costs:
         return recut(Costs.load(pace.costs), stages=schedule.stages)
     forward_s, backward_s = _seconds(pace)
     share = schedule.ranks / schedule.stages
+    half_s = backward_s * share / 2
     return Costs.uniform(
-        stages=schedule.stages, forward_s=forward_s * share, backward_s=backward_s * share
+        stages=schedule.stages,
+        forward_s=forward_s * share,
+        backward_s=backward_s * share,
+        input_grad_s=half_s if schedule.splits_backward else None,
+        weight_grad_s=half_s if schedule.splits_backward else None,
     )
 
 

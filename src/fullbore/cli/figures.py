@@ -36,10 +36,11 @@ def headline(prediction: Prediction) -> str:
     """Which schedule, at which size."""
     schedule = prediction.schedule
     stages = f" × {schedule.virtual_stages} stages" if schedule.virtual_stages > 1 else ""
+    slices = f" × {schedule.slices} slices" if schedule.slices > 1 else ""
     overlap = "" if prediction.overlap else ", communication not overlapped"
     return (
         f"{schedule.name}: {counted(schedule.ranks, 'rank')}{stages}, "
-        f"{counted(schedule.microbatches, 'microbatch')}{overlap}"
+        f"{counted(schedule.microbatches // schedule.slices, 'microbatch')}{slices}{overlap}"
     )
 
 

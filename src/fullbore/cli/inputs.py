@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["CostsSource", "Shape", "read_costs", "read_schedule"]
 
 
+_BACKWARD_S = 2.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """P, M, v and G, and what leaves for the host, as they were typed; None where they were not."""
@@ -113,10 +116,12 @@ def _refuse_contradictions(schedule: Schedule, shape: Shape, file: str) -> None:
             raise ConfigError(f"{flag} {typed} does not fit {file}: {remedy}")
 
 
-def read_costs(source: CostsSource, *, stages: int) -> Costs:
+def read_costs(source: CostsSource, *, stages: int, splits_backward: bool = False) -> Costs:
     """The costs of `stages` stages, from a costs file or from flags.
 
-    Raises CostsError, and ConfigError where two of them say the same.
+    splits_backward: whether halves of the backward are needed; where only the whole one was typed,
+    or nothing, each takes half of it. Raises CostsError, and ConfigError where two of them say
+    the same.
     """
     from fullbore.cost import Costs
 
@@ -126,6 +131,9 @@ def read_costs(source: CostsSource, *, stages: int) -> Costs:
             "--backward-s is the sum of --input-grad-s and --weight-grad-s: give it, or both halves"
         )
     if source.file is None:
+        if splits_backward and typed.keys().isdisjoint({"input_grad_s", "weight_grad_s"}):
+            whole_s = typed.get("backward_s", _BACKWARD_S)
+            typed |= {"input_grad_s": whole_s / 2, "weight_grad_s": whole_s / 2}
         return Costs.uniform(stages=stages, **typed)
     if typed:
         flags = ", ".join("--" + name.replace("_", "-") for name in typed)

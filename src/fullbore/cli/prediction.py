@@ -34,7 +34,9 @@ def predict(name: str, shape: Shape, costs_source: CostsSource, *, overlap: bool
     from fullbore.timeline import summarize
 
     schedule = read_schedule(name, shape)
-    costs = read_costs(costs_source, stages=schedule.stages)
+    costs = read_costs(
+        costs_source, stages=schedule.stages, splits_backward=schedule.splits_backward
+    )
     timeline = simulate(schedule, costs, overlap=overlap)
     return Prediction(
         schedule=schedule,
@@ -75,8 +77,10 @@ def describe(prediction: Prediction) -> dict[str, object]:
         "ranks": schedule.ranks,
         "virtual_stages": schedule.virtual_stages,
         "stages": schedule.stages,
-        "microbatches": schedule.microbatches,
+        "microbatches": schedule.microbatches // schedule.slices,
+        "slices": schedule.slices,
         "stage_to_rank": list(schedule.placement.stage_to_rank),
+        "copies": [list(copy) for copy in schedule.placement.copies],
         "overlap": prediction.overlap,
         "makespan_s": summary.makespan_s,
         "bubble_fraction": summary.bubble_fraction,

@@ -8,7 +8,8 @@ __all__ = ["schedules"]
 
 LEGEND = """\
 P ranks, v stages a rank, M microbatches a step, G microbatches a group.
-Bubble fraction is idle / total time, bubble overhead idle / ideal time.
+Bubble fraction is idle / total time, bubble overhead idle / ideal time; i is a rank's idle time,
+F, I and W the seconds of a stage, B = I + W, T = F + B. All hold for equal stages and no latency.
 Peak activations: the worst rank's, in microbatches × 1/P of the model."""
 
 
@@ -26,9 +27,12 @@ def schedules(*, as_json: JsonFlag = False) -> None:
                     "bubble_fraction": family.bubble,
                     "bubble_overhead": family.bubble_overhead,
                     "peak_activations": family.memory,
+                    "holds": family.holds,
                     "constraints": family.constraints,
                     "takes_virtual_stages": family.takes_virtual_stages,
                     "takes_group_size": family.takes_group,
+                    "takes_slices": family.takes_slices,
+                    "runs": family.runs,
                 }
                 for family in FAMILIES
             ]
@@ -38,6 +42,7 @@ def schedules(*, as_json: JsonFlag = False) -> None:
         print(f"{family.name}: {family.summary}")
         print(f"  bubble fraction   {family.bubble}")
         print(f"  bubble overhead   {family.bubble_overhead}")
+        print(f"  these formulas    {family.holds}")
         print(f"  peak activations  {family.memory}")
         print(f"  constraints       {family.constraints}\n")
     print(LEGEND)

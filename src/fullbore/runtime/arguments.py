@@ -27,7 +27,7 @@ from fullbore.runtime.sharded import is_sharded, objection_to_shards
 from fullbore.runtime.tied import find_copies
 from fullbore.runtime.watchdog import OnStall, log_stall
 from fullbore.runtime.wiring import Rendezvous
-from fullbore.verify import check
+from fullbore.verify import check, check_runnable
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -202,6 +202,7 @@ def _check(given: Arguments) -> None:
     if given.group_and_mesh:
         raise PipelineError("group and mesh say the same twice: give one of them")
     check(given.schedule, blocking_sends=not given.others["overlap_p2p"])
+    check_runnable(given.schedule)
     _check_size(given.schedule, given.rendezvous)
     _check_stages(given)
     _check_tied(given)

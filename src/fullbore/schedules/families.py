@@ -41,7 +41,8 @@ class Family:
     name: as on the command line. summary: one line. bubble: bubble fraction, idle / total.
     bubble_overhead: idle / ideal. memory: peak activations of the worst rank, in microbatches
     x 1/P of the model. constraints: what P, v, M and G must satisfy. holds: for which costs the
-    bubbles are exact; memory is always exact. stages_a_rank: v, where it cannot be chosen.
+    bubbles are exact; memory is always exact. stages_a_rank: v, where it cannot be chosen. runs:
+    whether the runtime can carry it out.
 
     In formulas i is the idle time of a rank, F, I and W the seconds of a stage, B = I + W, and T
     their sum F + B.
@@ -59,6 +60,12 @@ class Family:
     takes_virtual_stages: bool = False
     takes_group: bool = False
     takes_slices: bool = False
+    runs: bool = True
+
+    @property
+    def default_virtual_stages(self) -> int:
+        """v, where nobody says it."""
+        return _DEFAULT_VIRTUAL_STAGES if self.stages_a_rank is None else self.stages_a_rank
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -221,6 +228,7 @@ FAMILIES: tuple[Family, ...] = (
         memory="P + 1, where M > 2P; parameters and gradients twice",
         constraints="P even, any M >= 1; simulated, not run",
         holds="exact where F = I = W, approximate elsewhere",
+        runs=False,
         stages_a_rank=2,
     ),
     Family(
@@ -232,6 +240,7 @@ FAMILIES: tuple[Family, ...] = (
         memory="min((P+k-1)/k, M); rank r: min((P-r+k-1)/k, M)",
         constraints="P >= 1, M >= 1, k >= 1 (default 4), slices of equal cost; simulated, not run",
         takes_slices=True,
+        runs=False,
     ),
 )
 
@@ -256,7 +265,7 @@ def build(
     numbers = {"ranks": ranks, "microbatches": microbatches}
     if family.takes_virtual_stages:
         numbers["virtual_stages"] = (
-            _DEFAULT_VIRTUAL_STAGES if virtual_stages is None else virtual_stages
+            family.default_virtual_stages if virtual_stages is None else virtual_stages
         )
     elif virtual_stages not in (None, family.stages_a_rank):
         raise ScheduleError(

@@ -67,7 +67,7 @@ class PacedJob:
 
 
 class PacedRunner:
-    """One rank's paced stages under one schedule, whose backwards are whole."""
+    """One rank's paced stages under one schedule."""
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class PacedRunner:
                 stage: PacedStage(
                     forward_s=costs.stages[stage].forward_s,
                     backward_s=costs.stages[stage].backward_s,
+                    weight_grad_s=costs.stages[stage].weight_grad_s,
                 )
                 for stage in schedule.placement.stages_of(team.rank)
             },
@@ -118,12 +119,15 @@ class PacedRunner:
 
 
 def nominal(timeline: Timeline, costs: Costs) -> Timeline:
-    """A paced timeline in which each F and B lasts as long as its stage's costs say.
+    """A paced timeline in which each F, B, I and W lasts as long as its stage's costs say.
 
     It keeps its end, since a sleeper is late in beginning and in nothing after.
     """
     duration_s = np.full((len(Kind), len(costs.stages)), np.inf)
     duration_s[Kind.F] = [stage.forward_s for stage in costs.stages]
     duration_s[Kind.B] = [stage.backward_s for stage in costs.stages]
+    if all(stage.is_split for stage in costs.stages):
+        duration_s[Kind.I] = [stage.input_grad_s for stage in costs.stages]
+        duration_s[Kind.W] = [stage.weight_grad_s for stage in costs.stages]
     latest_s = timeline.end_s - duration_s[timeline.kind, timeline.stage]
     return replace(timeline, start_s=np.maximum(timeline.start_s, latest_s))

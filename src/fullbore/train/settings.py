@@ -27,6 +27,7 @@ from fullbore.megatron import (
     split_layers,
 )
 from fullbore.passes import offload
+from fullbore.schedules import FAMILIES
 
 __all__ = ["TrainSettings", "flag", "read_config"]
 
@@ -207,8 +208,9 @@ class TrainSettings(BaseModel):
         counted = count_virtual_stages(
             ranks=ranks, layers=layers, layers_per_stage=per_chunk, virtual_stages=chunks
         )
-        if per_chunk is None and chunks is None and self.schedule in ("interleaved", "looped-bfs"):
-            return 2
+        family = next((family for family in FAMILIES if family.name == self.schedule), None)
+        if per_chunk is None and chunks is None and family is not None:
+            return family.default_virtual_stages
         return counted
 
     def _virtual_stages_by_hand(self, stage_layers: tuple[int, ...]) -> int:
@@ -275,10 +277,20 @@ class TrainSettings(BaseModel):
                 "and --decoder-last-pipeline-num-layers"
             )
         self._check_recompute()
+        self._check_schedule()
         if self.num_layers_per_virtual_pipeline_stage is None:
             self.shape().build()
         elif self.microbatches < 1 or self.num_virtual_stages_per_pipeline_rank is not None:
             self.shape()  # its own words for what is wrong; the rest waits for the model's layers
+
+    def _check_schedule(self) -> None:
+        runnable = [family.name for family in FAMILIES if family.runs]
+        known = {family.name for family in FAMILIES}
+        if self.schedule in known.difference(runnable):
+            raise ConfigError(
+                f"--schedule {self.schedule} can be simulated, and not be run: "
+                f"fullbore simulate it, or choose {' or '.join(runnable)}"
+            )
 
     def _check_recompute(self) -> None:
         granularity, method = self.recompute_granularity, self.recompute_method

@@ -2,6 +2,7 @@
 
 from fullbore.verify.links import LinkUse, links, window
 from fullbore.verify.rules import MOST_PER_RULE, RULES, Rule, check, verify
+from fullbore.verify.runnable import check_runnable
 from fullbore.verify.violation import Violation, report
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Rule",
     "Violation",
     "check",
+    "check_runnable",
     "links",
     "report",
     "verify",
