@@ -19,7 +19,7 @@ MODELS = [Case("1f1b", 5, model=model) for model in ("tied", "own-function", "ha
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_gradients_equal_one_process_and_memory_is_what_the_verifier_says(ranks, tmp_path) -> None:
-    cases = CASES + MODELS if ranks == 2 else CASES
+    cases = CASES + MODELS if ranks == 2 else CASES[:1] + CASES[1::2]
     everyone = run_ranks(compare, ranks, ranks, cases, str(tmp_path))
     for case, found in zip(cases, zip(*everyone, strict=True), strict=True):
         for rank, one in enumerate(found):
