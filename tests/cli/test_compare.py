@@ -49,6 +49,7 @@ TRAINED = ("compare", "--model", "none", "--data", "none", "-p", 2)
         ((*PACED, "--schedules", "looped-bfs", "-g", 4), "is for interleaved"),
         ((*PACED, "-g", 3), "3"),
         ((*PACED, "--seq-length", 64, "--lr", 1), "leave out --lr, --seq-length"),
+        ((*PACED, "--offload", 1), "leave out --offload"),
         ((*PACED, "--forward-s", 0), "--forward-s is 0.0"),
         ((*PACED, "--message-bytes", 1), "--message-bytes is 1: the nearest legal value is 4"),
         ((*PACED, "--costs", "none.json"), "cannot read costs from none.json"),
@@ -191,6 +192,24 @@ def test_a_tiny_llama_under_three_schedules(folder, tmp_path):
     page = (output / "report.html").read_text()
     for name in ("gpipe", "1f1b", "interleaved v=2"):
         assert f"<h2>{name}, predicted</h2>" in page and f"<h2>{name}, measured</h2>" in page
+
+
+@pytest.mark.slow
+def test_activations_that_leave_for_the_host(folder, tmp_path):
+    run = (*job(folder, steps=3), "-p", 2, "-m", 4, "--schedules", "gpipe", "--offload", 1)
+    status, out, err = finish(start(*run, "-o", tmp_path / "out", "--json"))
+    assert status == 0, err
+    (row,) = json.loads(out)["schedules"]
+    costs = Costs.parse(row["costs"])
+    for stage in costs.stages:
+        assert stage.offload_s > 0 and stage.reload_s > 0
+        assert 0 < stage.offload_bytes <= stage.activation_bytes
+    held = [4 * stage.activation_bytes for stage in costs.stages]
+    for side in ("measured", "predicted"):
+        assert all(
+            peak <= most
+            for peak, most in zip(row[side]["peak_activation_bytes"], held, strict=True)
+        )
 
 
 @pytest.mark.slow

@@ -105,3 +105,15 @@ def test_a_terminal_without_colour_gets_letters(fullbore, monkeypatch):
 
 def test_one_of_a_thing_is_not_called_many(fullbore):
     assert "gpipe: 1 rank, 1 microbatch\n" in fullbore("show", "gpipe", "-p", 1, "-m", 1).out
+
+
+def test_a_schedule_that_offloads_goes_to_csv_and_back(fullbore, tmp_path):
+    file = tmp_path / "away.csv"
+    fullbore("show", "gpipe", "-p", 2, "-m", 4, "--offload", 1, "-o", file)
+    assert "0F0,0OFFLOAD0,0F1" in file.read_text()
+    assert "obeys every law" in fullbore("check", file, "--peak-limit", 2).out
+    assert fullbore("check", file, "--peak-limit", 1).status == 1
+    picture = tmp_path / "away.svg"
+    fullbore("show", file, "--offload-s", 0.5, "-o", picture)
+    said = picture.read_text()
+    assert "copy to the host" in said and "<title>0OFFLOAD0: 1 to 1.5 s</title>" in said

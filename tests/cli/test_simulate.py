@@ -167,6 +167,47 @@ def test_a_long_critical_path_does_not_go_through_the_timeline_again(fullbore, m
     assert len(looks) == 2 * few
 
 
+def test_what_leaves_for_the_host(fullbore):
+    job = ("1f1b", "-p", 4, "-m", 8, "--offload", 1)
+    plain = fullbore("simulate", *job[:-2], "--json").json
+    found = fullbore("simulate", *job, "--offload-s", 0.5, "--json").json
+    assert found["makespan_s"] == plain["makespan_s"]
+    assert (plain["peak_activations"], found["peak_activations"]) == ([4, 3, 2, 1], [2, 2, 2, 1])
+    early = fullbore("simulate", *job, "--offload-ahead", 3, "--offload-s", 0.5, "--json").json
+    assert early["peak_activations"][0] > 2
+    slow = fullbore("simulate", *job, "--offload-s", 2, "--json").json
+    assert slow["makespan_s"] > plain["makespan_s"]
+    copies = ("OFFLOAD", "RELOAD")
+    assert any(kind in span["action"] for span in slow["critical_path"] for kind in copies)
+    assert (
+        "s of communication, copies and host time"
+        in fullbore("simulate", *job, "--offload-s", 2).out
+    )
+
+
+def test_bytes_that_leave_come_from_a_costs_file(fullbore, tmp_path):
+    stage = {"forward_s": 1, "backward_s": 2, "activation_bytes": 100, "offload_bytes": 90}
+    costs = {"stages": [stage] * 2, "offload_bytes_per_s": 180}
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
+    job = ("gpipe", "-p", 2, "-m", 4, "--costs", tmp_path / "costs.json", "--json")
+    assert fullbore("simulate", *job).json["peak_activation_bytes"] == [400, 400]
+    found = fullbore("simulate", *job, "--offload", 1, "--offload-ahead", 0).json
+    assert found["peak_activation_bytes"][0] == 200 + 2 * 10  # a copy lasts half a forward
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--offload", 1), "0OFFLOAD0, and nothing says how long that takes: give offload_s"),
+        (("--offload-ahead", 1), "--offload-ahead says when what --offload sends away comes back"),
+        (("--offload", 0), "--offload"),
+    ],
+)
+def test_offload_that_makes_no_sense_is_refused(fullbore, flags, said):
+    ran = fullbore("simulate", "gpipe", "-p", 2, "-m", 4, *flags)
+    assert ran.status == 2 and said in ran.err and ran.out == ""
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_schedule_is_simulated_and_shown_with_no_costs_typed(fullbore, family):
     said = fullbore("simulate", family.name, "-p", 4, "-m", 8)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullbore.errors import NotationError
-from fullbore.ir import COMMUNICATION_KINDS, COMPUTE_KINDS, Action, Kind
+from fullbore.ir import COMMUNICATION_KINDS, COMPUTE_KINDS, COPY_KINDS, Action, Kind
 
 actions = st.builds(
     Action,
@@ -66,5 +66,5 @@ def test_long_garbage_is_cut_in_the_message() -> None:
     assert len(str(error.value)) < 300
 
 
-def test_kinds_are_computation_or_communication() -> None:
-    assert sorted([*COMPUTE_KINDS, *COMMUNICATION_KINDS]) == list(Kind)
+def test_kinds_are_computation_copies_or_communication_in_this_order() -> None:
+    assert [*COMPUTE_KINDS, *COPY_KINDS, *COMMUNICATION_KINDS] == list(Kind)

@@ -24,3 +24,13 @@ def test_a_recorded_step_on_cuda_has_device_times_and_the_allocator_s_peak() -> 
         assert len(peaks) == ranks
         assert all(peak > kept > 0 for peak, kept in zip(peaks, activations, strict=True))
         assert 0 < spans_s <= step_s
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
+def test_activations_in_pinned_memory(name: str) -> None:
+    """Bit for bit, copies in order, and with GPipe less memory than without."""
+    ranks = min(2, torch.cuda.device_count())
+    for wrong, allocated, misplaced, left in run_ranks(jobs.offload_on_cuda, ranks, ranks, name):
+        assert wrong == [] and misplaced == 0 and left > 0
+        if name == "gpipe":
+            assert allocated[0] < allocated[1]

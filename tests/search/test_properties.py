@@ -119,14 +119,14 @@ def named(job: Job) -> dict[str, float]:
     """The objective of every named schedule that fits, built and simulated here."""
     have, found = len(job.costs.stages), {}
     for v in (v for v in range(1, 9) if have % (job.ranks * v) == 0):
-        for family in FAMILIES:
+        for family in (family for family in FAMILIES if family.runs):
             takes = {"virtual_stages": v} if family.takes_virtual_stages else {}
             size = {"ranks": job.ranks, "microbatches": job.microbatches}
             try:
                 schedule = build(family.name, **size, **takes)
             except ScheduleError:
                 continue
-            if have % schedule.stages == 0 and schedule.ranks == job.ranks:
+            if have % schedule.stages == 0:
                 costs = recut(job.costs, stages=schedule.stages)
                 splits = all(one.is_split for one in costs.stages)
                 if (splits or not schedule.splits_backward) and fits(job, schedule, costs):

@@ -10,13 +10,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullbore import passes, schedules
 from fullbore.cost import Costs
-from fullbore.ir import Kind, Schedule, dependencies, from_text, to_text
+from fullbore.ir import COPY_KINDS, Kind, Schedule, dependencies, from_text, to_text
 from fullbore.sim import simulate
 from fullbore.timeline import Timeline, critical_path, live_curves, summarize
 
@@ -47,6 +48,9 @@ def built(draw: st.DrawFn) -> Schedule:
     )
     if draw(st.booleans()):
         schedule = _split(schedule)
+    if draw(st.booleans()):
+        ahead, away = draw(st.integers(0, 4)), draw(st.integers(1, 3))
+        schedule = passes.offload(schedule, ahead=ahead, away=away)
     return passes.insert_communication(schedule) if draw(st.booleans()) else schedule
 
 
@@ -64,6 +68,8 @@ def cases(draw: st.DrawFn) -> Case:
             "forward_s": draw(SOME_EIGHTHS),
             "input_grad_s": draw(SOME_EIGHTHS),
             "weight_grad_s": draw(EIGHTHS),
+            "offload_s": draw(EIGHTHS),
+            "reload_s": draw(EIGHTHS),
         }
         for _ in range(schedule.stages)
     ]
@@ -79,7 +85,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(schedule, costs, draw(st.booleans()))
 
 
-def compute_spans(timeline: Timeline) -> dict[str, tuple[float, float]]:
+def own_spans(timeline: Timeline) -> dict[str, tuple[float, float]]:
     return {
         str(span.action): (span.start_s, span.end_s)
         for span in timeline
@@ -94,6 +100,8 @@ def test_every_action_runs_once_and_takes_its_time(case):
         Kind.B: lambda stage: stage.backward_s,
         Kind.I: lambda stage: stage.input_grad_s,
         Kind.W: lambda stage: stage.weight_grad_s,
+        Kind.OFFLOAD: lambda stage: stage.offload_s,
+        Kind.RELOAD: lambda stage: stage.reload_s,
     }
     spans = [span for span in case.simulate() if span.action.kind < Kind.SEND_F]
     for span in spans:
@@ -107,7 +115,7 @@ def test_every_action_runs_once_and_takes_its_time(case):
 @given(cases())
 def test_no_action_starts_before_what_it_needs(case):
     timeline = case.simulate()
-    times = compute_spans(timeline)
+    times = own_spans(timeline)
     plain = passes.strip_communication(case.schedule)
     flat, deps = plain.flat(), dependencies(plain)
     for index in range(len(flat.kind)):
@@ -129,6 +137,20 @@ def test_one_action_at_a_time_on_a_rank(case):
         free_s = [0.0, *timeline.end_s[chosen][:-1].tolist()]
         for start_s, before_s in zip(timeline.start_s[chosen].tolist(), free_s, strict=True):
             assert start_s >= before_s + case.costs.overhead_s
+
+
+@given(cases())
+def test_copies_of_a_rank_follow_one_another_while_it_goes_on(case):
+    timeline = case.simulate()
+    for rank in range(timeline.ranks):
+        spans = [span for span in timeline if span.rank == rank]
+        reached_s = copied_s = 0.0
+        for span in spans:
+            if span.action.kind in COPY_KINDS:
+                assert span.start_s == max(reached_s, copied_s)
+                copied_s = span.end_s
+            elif span.action.kind < Kind.SEND_F or not case.overlap:
+                reached_s = span.end_s
 
 
 @given(cases())
@@ -201,7 +223,10 @@ def test_time_has_no_unit(case, factor):
     scaled = {
         "stages": [
             {name: value * factor for name, value in stage if name.endswith("_s") and value}
-            | {"weight_grad_s": (stage.weight_grad_s or 0) * factor}
+            | {
+                name: (getattr(stage, name) or 0) * factor
+                for name in ("weight_grad_s", "offload_s", "reload_s")
+            }
             for stage in case.costs.stages
         ],
         "hop_s": case.costs.hop_s * factor,
@@ -229,7 +254,7 @@ def test_written_out_messages_change_nothing(case):
     plain = passes.strip_communication(case.schedule)
     written = passes.insert_communication(plain)
     first, second = (simulate(s, case.costs, overlap=case.overlap) for s in (plain, written))
-    assert compute_spans(first) == compute_spans(second)
+    assert own_spans(first) == own_spans(second)
 
 
 @settings(max_examples=60)
@@ -237,7 +262,7 @@ def test_written_out_messages_change_nothing(case):
 def test_the_slow_way_gives_the_same_times(case):
     plain = passes.strip_communication(case.schedule)
     timeline = simulate(plain, case.costs, overlap=case.overlap)
-    assert compute_spans(timeline) == _by_relaxation(plain, case.costs, overlap=case.overlap)
+    assert own_spans(timeline) == _by_relaxation(plain, case.costs, overlap=case.overlap)
 
 
 def _by_relaxation(
@@ -251,10 +276,13 @@ def _by_relaxation(
             Kind.B: costs.stages[stage].backward_s,
             Kind.I: costs.stages[stage].input_grad_s,
             Kind.W: costs.stages[stage].weight_grad_s,
+            Kind.OFFLOAD: costs.stages[stage].offload_s,
+            Kind.RELOAD: costs.stages[stage].reload_s,
         }[Kind(kind)]
         for kind, stage in zip(flat.kind.tolist(), flat.stage.tolist(), strict=True)
     ]
     count, rank, value = len(seconds), flat.rank.tolist(), deps.value.tolist()
+    copies, stored = np.isin(flat.kind, COPY_KINDS).tolist(), deps.stored.tolist()
     target = {
         value[i]: rank[i] for i in range(count) if value[i] >= 0 and rank[value[i]] != rank[i]
     }
@@ -264,8 +292,17 @@ def _by_relaxation(
         moved = False
         free = [0.0] * schedule.ranks
         link: dict[tuple[int, int], float] = defaultdict(float)
+        host = [0.0] * schedule.ranks
         for i in range(count):
+            if copies[i]:
+                begin = max(free[rank[i]], host[rank[i]])
+                host[rank[i]] = there = begin + seconds[i]
+                moved |= (begin, there) != (start[i], arrive[i])
+                start[i], arrive[i] = begin, there
+                continue
             ready = max(free[rank[i]], arrive[value[i]] if value[i] >= 0 else 0.0)
+            if stored[i] >= 0 and copies[stored[i]]:
+                ready = max(ready, arrive[stored[i]])
             begin = ready + costs.overhead_s
             end = there = begin + seconds[i]
             if i in target:
@@ -286,7 +323,9 @@ def test_the_critical_path_explains_the_makespan(case):
     now_s = 0.0
     for index in path:
         kind, end_s = timeline.kind[index], float(timeline.end_s[index])
-        if kind < Kind.SEND_F:
+        if kind in COPY_KINDS:
+            assert timeline.start_s[index] == now_s
+        elif kind < Kind.SEND_F:
             assert timeline.start_s[index] == now_s + case.costs.overhead_s
         elif kind in (Kind.SEND_F, Kind.SEND_B):
             assert timeline.start_s[index] <= now_s

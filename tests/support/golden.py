@@ -27,6 +27,7 @@ SCRIPTS = sorted(
 )
 IMAGES = {
     "interleaved.svg": "interleaved -p 4 -m 8 -v 2 --forward-s 0.5 --backward-s 1",
+    "offload.svg": "1f1b -p 4 -m 8 --offload 1 --offload-s 0.8",
 }
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)

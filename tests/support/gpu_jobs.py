@@ -6,6 +6,8 @@ import torch
 from gradient_jobs import make
 from pipe_models import batch, block_stages, differences, gradients, own, pipeline, reference
 
+from fullbore.passes import offload
+
 
 def gradients_on_cuda(rank: int, ranks: int, name: str) -> list[str]:
     """What differs from one process on the same device, over two steps."""
@@ -44,3 +46,33 @@ def recorded_on_cuda(
     assert result.peak_activation_bytes is not None
     spans_s = float(result.timeline.end_s.max() - result.timeline.start_s.min())
     return spans_s, result.step_s, result.peak_allocated_bytes, result.peak_activation_bytes
+
+
+def offload_on_cuda(rank: int, ranks: int, name: str) -> tuple[list[str], list[int], int, int]:
+    """What differs from one process with activations in pinned memory; allocated bytes with and
+    without that; copies that were over before they were asked for, or ran into the next one.
+    """
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    whole = make((name, 6, 2 if name == "interleaved" else None), ranks)
+    wrong: list[str] = []
+    allocated: list[int] = []
+    misplaced = left = 0
+    for schedule in (offload(whole, ahead=1), whole):
+        stages, twins = (
+            [stage.to(device) for stage in block_stages(schedule.stages)] for _ in range(2)
+        )
+        with pipeline(stages, schedule, rank, record=True) as pipe:
+            for seed in range(3):
+                x, y = (t.to(device) for t in batch(6 * 4096, seed=seed))
+                _, expected = reference(twins, x.chunk(6), y.chunk(6))
+                result = pipe.step(x, y)
+                wrong += differences(gradients(own(stages, schedule, rank)), expected)
+        assert result.timeline is not None and result.peak_allocated_bytes is not None
+        allocated.append(result.peak_allocated_bytes[rank])
+        left += sum(result.stage_offload_bytes or ())
+        timeline = result.timeline
+        mine = timeline.is_copy & (timeline.rank == rank)
+        starts_s, ends_s = timeline.start_s[mine], timeline.end_s[mine]
+        misplaced += int((ends_s[:-1] > starts_s[1:] + 1e-5).sum() + (ends_s < starts_s).sum())
+    return wrong, allocated, misplaced, left

@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from fullbore.ir import Action, Kind, Placement, Program, Schedule
 
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
+OFFLOAD, RELOAD = Kind.OFFLOAD, Kind.RELOAD
 SEND_F, RECV_F, SEND_B, RECV_B = Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B
 
 
@@ -58,18 +59,23 @@ def _needs_of_its_microbatch(
     copies = [schedule.placement.stage_to_rank, *schedule.placement.copies]
     last, home = schedule.stages - 1, copies[action.microbatch % len(copies)]
     backward = I if near(I) in present else B
+    kept = next(a for a in (near(RELOAD), near(Kind.R), near(F)) if a in present or a == near(F))
     match action.kind:
         case Kind.F if action.stage == 0:
             return []
         case Kind.F:
             crosses = home[action.stage - 1] != home[action.stage]
             return [near(RECV_F) if crosses and near(RECV_F) in present else near(F, -1)]
-        case Kind.B | Kind.I if action.stage == last:
+        case Kind.OFFLOAD | Kind.R:
             return [near(F)]
+        case Kind.RELOAD:
+            return [near(OFFLOAD)]
+        case Kind.B | Kind.I if action.stage == last:
+            return [kept]
         case Kind.B | Kind.I:
             crosses = home[action.stage + 1] != home[action.stage]
             below = near(I, 1) if near(I, 1) in present else near(B, 1)
-            return [near(F), near(RECV_B) if crosses and near(RECV_B) in present else below]
+            return [kept, near(RECV_B) if crosses and near(RECV_B) in present else below]
         case Kind.W:
             return [near(I)]
         case Kind.SEND_F:
@@ -117,12 +123,12 @@ def takes_in_order(schedule: Schedule) -> bool:
 
 
 def random_schedule(
-    seed: int, *, ranks: int, stages: int, microbatches: int, split: float
+    seed: int, *, ranks: int, stages: int, microbatches: int, split: float, away: float = 0.0
 ) -> Schedule:
     """A lawful schedule that nobody would write: ready actions in random order.
 
     Stages are put on ranks at random, at least one each. `split` is the share of backwards that
-    are split into I and W.
+    are split into I and W, `away` that of activations with an OFFLOAD and a RELOAD.
     """
     dice = random.Random(seed)
     home = [*range(ranks), *(dice.randrange(ranks) for _ in range(stages - ranks))]
@@ -131,6 +137,7 @@ def random_schedule(
     actions = {Action(stage=s, kind=F, microbatch=m) for s, m in cells}
     for s, m in cells:
         kinds = (I, W) if dice.random() < split else (B,)
+        kinds += (OFFLOAD, RELOAD) if away and dice.random() < away else ()
         actions |= {Action(stage=s, kind=kind, microbatch=m) for kind in kinds}
     empty = Schedule(
         name="random",

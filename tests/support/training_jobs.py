@@ -107,19 +107,21 @@ def run_steps(
 def run_split(
     rank: int, settings: TrainSettings, variants: list[tuple[Any, ...]], *, steps: int
 ) -> list[Any]:
-    """For each (delay, recompute, ahead): losses, norms, weights, and shares that go with I.
+    """For each (delay, recompute, ahead), and offload behind them where anything leaves for the
+    host: losses, norms, weights, and shares that go with I.
 
     delay None keeps backwards whole; ahead None places no recomputation.
     """
     found = []
-    for delay, recompute, ahead in variants:
-        changed = TrainSettings.of({**settings.model_dump(), "recompute": recompute})
+    for delay, recompute, ahead, *leaves in variants:
+        changes = {"recompute": recompute, "offload": leaves[0] if leaves else None}
+        changed = TrainSettings.of({**settings.model_dump(), **changes})
         schedule = changed.shape().build()
         if delay is not None:
             schedule = split_backward(schedule, delay=delay)
         if ahead is not None:
             schedule = recompute_ahead(schedule, ahead=ahead)
-        trainer = make_trainer(changed, rank, schedule=schedule)
+        trainer = make_trainer(changed, rank, schedule=changed.placed(schedule))
         reports = [trainer.train_step() for _ in range(steps)]
         shares = [r.share_with_input for r in trainer.split_reports()]
         trainer.close()

@@ -119,6 +119,9 @@ def test_recomputation_in_our_words_and_in_megatrons(given: dict, meaning: objec
         ({"recompute_granularity": "full", "recompute_method": "block"}, "needs --recompute-num"),
         ({"recompute": "some"}, "recompute"),
         ({"recompute": "-1"}, "recompute"),
+        ({"recompute": "full", "offload": 1}, "--offload has nothing to send"),
+        ({"offload_ahead": 1}, "--offload-ahead says when what --offload sends"),
+        ({"offload": 0}, "offload"),
     ],
 )
 def test_recomputation_that_makes_no_sense_is_refused(given: dict, said: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from making import Action, programs_of, random_schedule, runs, with_programs
 
 from fullbore.ir import Kind, Schedule
-from fullbore.passes import insert_communication, split_backward
+from fullbore.passes import insert_communication, offload, split_backward
 from fullbore.schedules import (
     build,
     dualpipe,
@@ -39,9 +39,14 @@ SMALL = [
     dualpipe(ranks=2, microbatches=2),
     seq1f1b(ranks=2, microbatches=1, slices=2),
     random_schedule(7, ranks=3, stages=5, microbatches=2, split=0.5),
+    offload(one_f_one_b(ranks=3, microbatches=3), ahead=0),
+    random_schedule(8, ranks=2, stages=3, microbatches=2, split=0.5, away=0.6),
 ]
 ALL = [version for small in SMALL for version in (small, insert_communication(small))]
-NAMES = [f"{s.name}{'-split' * s.splits_backward}{'-comms' * s.has_communication}" for s in ALL]
+NAMES = [
+    f"{s.name}{'-split' * s.splits_backward}{'-away' * s.offloads}{'-comms' * s.has_communication}"
+    for s in ALL
+]
 every_small = pytest.mark.parametrize("schedule", ALL, ids=NAMES)
 
 
@@ -158,6 +163,8 @@ def mutated(draw: st.DrawFn) -> tuple[Schedule, bool]:
     schedule = build(name, ranks=draw(st.integers(2, 5)), microbatches=draw(st.integers(1, 8)))
     if draw(st.booleans()):
         schedule = split_backward(schedule, delay=draw(st.integers(0, 6)))
+    if draw(st.booleans()):
+        schedule = offload(schedule, ahead=draw(st.integers(0, 3)))
     if draw(st.booleans()):
         schedule = insert_communication(schedule)
     rank, index, action = draw(st.sampled_from(list(cells(schedule))))

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fullbore.ir import COMPUTE_KINDS, Kind
+from fullbore.ir import COMPUTE_KINDS, COPY_KINDS, Kind
 from fullbore.view.palette import IDLE_DARK, IDLE_LIGHT, LABELS, ink, rgb, shade
 
 
@@ -31,7 +31,7 @@ def test_numbers_can_be_read_on_every_shade(kind, chunks):
         assert contrast(ink(ground), ground) >= 4.2
 
 
-@pytest.mark.parametrize("kind", COMPUTE_KINDS)
+@pytest.mark.parametrize("kind", [*COMPUTE_KINDS, *COPY_KINDS])
 def test_bars_stand_out_from_idle_in_both_schemes(kind):
     assert contrast(shade(kind, chunk=0, chunks=1), IDLE_LIGHT) >= 2
     assert contrast(shade(kind, chunk=0, chunks=1), IDLE_DARK) >= 2

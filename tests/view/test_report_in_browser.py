@@ -26,11 +26,11 @@ CENTRE = """([number, name]) => {
   const chart = charts[number];
   const [, stage, kind, microbatch] = name.match(/^(\\d+)([A-Z_]+)(\\d+)$/);
   const code = chart.kinds.findIndex((entry) => entry.name === kind);
-  const lane = code < 4 ? chart.compute : chart.communication;
+  const lane = code < 5 ? chart.compute : chart.communication;
   const at = lane.find(Number(stage), code, Number(microbatch));
   const rank = lane.offsets.findIndex((offset) => offset > at) - 1;
   const box = chart.canvas.getBoundingClientRect();
-  const below = code < 4 ? chart.barPx / 2 : chart.barPx + (chart.kinds[code].receives ? 7 : 3);
+  const below = code < 5 ? chart.barPx / 2 : chart.barPx + 3 + 4 * chart.kinds[code].lane;
   const middle = (lane.start[at] + lane.end[at]) / 2;
   return [box.left + chart.xOf(view, middle), box.top + chart.rowTop(rank) + below];
 }"""

@@ -107,6 +107,8 @@ def compare(
     recompute_granularity: flags.RecomputeGranularity = None,
     recompute_method: flags.RecomputeMethod = None,
     recompute_num_layers: flags.RecomputeLayers = None,
+    offload: flags.Offload = None,
+    offload_ahead: flags.OffloadAhead = None,
     microbatches: Annotated[
         int | None,
         flags.option(

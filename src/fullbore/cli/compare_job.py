@@ -199,7 +199,7 @@ def _training_job(
     settings = [_settings(name, values, asked, where="command line") for name in asked.schedules]
     layers = _layers(settings[0])
     schedules = [
-        files[name] if name in files else found.shape(layers).build()
+        found.placed(files[name] if name in files else found.shape(layers).build())
         for name, found in zip(asked.schedules, settings, strict=True)
     ]
     _refuse_differences(schedules, values[_RANKS], settings[0].microbatches)

@@ -20,12 +20,25 @@ _BACKWARD_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """P, M, v and G as they were typed; None where they were not."""
+    """P, M, v and G, and what leaves for the host, as they were typed; None where they were not."""
 
     ranks: int | None
     microbatches: int | None
     virtual_stages: int | None
     group_size: int | None
+    offload: int | None = None
+    offload_ahead: int | None = None
+
+    def placed(self, schedule: Schedule) -> Schedule:
+        """A schedule with the copies that are asked for. Raises ScheduleError or ConfigError."""
+        if self.offload is None:
+            if self.offload_ahead is not None:
+                raise ConfigError("--offload-ahead says when what --offload sends away comes back")
+            return schedule
+        from fullbore.passes import offload
+
+        ahead = 1 if self.offload_ahead is None else self.offload_ahead
+        return offload(schedule, away=self.offload, ahead=ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +51,7 @@ class CostsSource:
     input_grad_s: float | None
     weight_grad_s: float | None
     hop_s: float | None
+    offload_s: float | None = None
 
     def typed(self) -> dict[str, float]:
         """The seconds that were typed, by the names that `Costs.uniform` gives them."""
@@ -47,6 +61,7 @@ class CostsSource:
             "input_grad_s": self.input_grad_s,
             "weight_grad_s": self.weight_grad_s,
             "hop_s": self.hop_s,
+            "offload_s": self.offload_s,
         }
         return {name: value for name, value in seconds.items() if value is not None}
 
@@ -54,26 +69,28 @@ class CostsSource:
 def read_schedule(name: str, shape: Shape) -> Schedule:
     """The schedule of that name, or else the one in that CSV file, which must obey every law.
 
-    Raises ScheduleError, NotationError, VerificationError or ConfigError.
+    With the copies to the host that the shape asks for. Raises ScheduleError, NotationError,
+    VerificationError or ConfigError.
     """
     from fullbore.schedules import FAMILIES, build
 
     known = [family.name for family in FAMILIES]
     if name not in known:
         if name.lower().endswith(".csv") or Path(name).is_file():
-            return _read_file(name, shape)
+            return shape.placed(_read_file(name, shape))
         raise ScheduleError(
             f"no schedule or CSV file is called {name!r}: choose one of {', '.join(known)}"
         )
     if shape.ranks is None or shape.microbatches is None:
         raise ConfigError(f"{name} needs -p (pipeline ranks) and -m (microbatches)")
-    return build(
+    built = build(
         name,
         ranks=shape.ranks,
         microbatches=shape.microbatches,
         virtual_stages=shape.virtual_stages,
         microbatch_group_size=shape.group_size,
     )
+    return shape.placed(built)
 
 
 def _read_file(name: str, shape: Shape) -> Schedule:

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "OFFLOAD",
+    "OFFLOAD_AHEAD",
     "BackwardSeconds",
     "CostsFile",
     "ForwardSeconds",
@@ -16,6 +18,9 @@ __all__ = [
     "InputGradSeconds",
     "JsonFlag",
     "Microbatches",
+    "Offload",
+    "OffloadAhead",
+    "OffloadSeconds",
     "OverlapFlag",
     "Ranks",
     "ScheduleName",
@@ -75,6 +80,16 @@ GroupSize = Annotated[
         rich_help_panel=_SHAPE,
     ),
 ]
+OFFLOAD = "Let activations leave for the host that are then away for N actions at least."
+OFFLOAD_AHEAD = "How many actions ahead of their backward they begin to come back, 1 if not given."
+Offload = Annotated[
+    int | None,
+    typer.Option("--offload", metavar="N", min=1, help=OFFLOAD, rich_help_panel=_SHAPE),
+]
+OffloadAhead = Annotated[
+    int | None,
+    typer.Option("--offload-ahead", metavar="K", min=0, help=OFFLOAD_AHEAD, rich_help_panel=_SHAPE),
+]
 ForwardSeconds = Annotated[
     float | None,
     typer.Option(
@@ -117,6 +132,15 @@ HopSeconds = Annotated[
         "--hop-s",
         metavar="S",
         help="Latency of a message between two ranks, 0 if not given.",
+        rich_help_panel=_COSTS,
+    ),
+]
+OffloadSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--offload-s",
+        metavar="S",
+        help="Copy of a stage's activations to the host, and as long back.",
         rich_help_panel=_COSTS,
     ),
 ]

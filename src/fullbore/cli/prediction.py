@@ -64,6 +64,7 @@ def memory_curves(prediction: Prediction) -> tuple[Curve, ...] | None:
         held_after_forward=held,
         held_after_input_grad=after_input_grad,
         held_before_recompute=[s.recompute_input_bytes for s in prediction.costs.stages],
+        leaves_at_offload=[s.offload_bytes for s in prediction.costs.stages],
     )
 
 

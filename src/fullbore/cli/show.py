@@ -23,6 +23,9 @@ from fullbore.cli.options import (
     InputGradSeconds,
     JsonFlag,
     Microbatches,
+    Offload,
+    OffloadAhead,
+    OffloadSeconds,
     OverlapFlag,
     Ranks,
     ScheduleName,
@@ -47,6 +50,8 @@ def show(
     microbatches: Microbatches = None,
     virtual_stages: VirtualStages = None,
     group_size: GroupSize = None,
+    offload: Offload = None,
+    offload_ahead: OffloadAhead = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -69,6 +74,7 @@ def show(
     input_grad_s: InputGradSeconds = None,
     weight_grad_s: WeightGradSeconds = None,
     hop_s: HopSeconds = None,
+    offload_s: OffloadSeconds = None,
     costs: CostsFile = None,
     overlap: OverlapFlag = True,
     as_json: JsonFlag = False,
@@ -81,6 +87,8 @@ def show(
         microbatches=microbatches,
         virtual_stages=virtual_stages,
         group_size=group_size,
+        offload=offload,
+        offload_ahead=offload_ahead,
     )
     source = CostsSource(
         file=costs,
@@ -89,6 +97,7 @@ def show(
         input_grad_s=input_grad_s,
         weight_grad_s=weight_grad_s,
         hop_s=hop_s,
+        offload_s=offload_s,
     )
     render = _renderer(output)
     as_csv = output is not None and render is None

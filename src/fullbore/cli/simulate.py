@@ -14,6 +14,9 @@ from fullbore.cli.options import (
     InputGradSeconds,
     JsonFlag,
     Microbatches,
+    Offload,
+    OffloadAhead,
+    OffloadSeconds,
     OverlapFlag,
     Ranks,
     ScheduleName,
@@ -34,11 +37,14 @@ def simulate(
     microbatches: Microbatches = None,
     virtual_stages: VirtualStages = None,
     group_size: GroupSize = None,
+    offload: Offload = None,
+    offload_ahead: OffloadAhead = None,
     forward_s: ForwardSeconds = None,
     backward_s: BackwardSeconds = None,
     input_grad_s: InputGradSeconds = None,
     weight_grad_s: WeightGradSeconds = None,
     hop_s: HopSeconds = None,
+    offload_s: OffloadSeconds = None,
     costs: CostsFile = None,
     overlap: OverlapFlag = True,
     as_json: JsonFlag = False,
@@ -60,6 +66,8 @@ def simulate(
             microbatches=microbatches,
             virtual_stages=virtual_stages,
             group_size=group_size,
+            offload=offload,
+            offload_ahead=offload_ahead,
         ),
         CostsSource(
             file=costs,
@@ -68,6 +76,7 @@ def simulate(
             input_grad_s=input_grad_s,
             weight_grad_s=weight_grad_s,
             hop_s=hop_s,
+            offload_s=offload_s,
         ),
         overlap=overlap,
     )
@@ -122,7 +131,8 @@ def _critical(prediction: Prediction, path: list[int]) -> str:
     computes = chain[timeline.is_compute[chain]]
     busy_s = float((timeline.end_s[computes] - timeline.start_s[computes]).sum())
     rest_s = prediction.summary.makespan_s - busy_s
+    rest = "communication, copies" if timeline.is_copy.any() else "communication"
     return (
         f"critical path     {seconds(busy_s)} of compute in {len(computes)} actions, "
-        f"{seconds(rest_s)} of communication and host time between them"
+        f"{seconds(rest_s)} of {rest} and host time between them"
     )

@@ -39,6 +39,8 @@ def train(
     recompute_granularity: flags.RecomputeGranularity = None,
     recompute_method: flags.RecomputeMethod = None,
     recompute_num_layers: flags.RecomputeLayers = None,
+    offload: flags.Offload = None,
+    offload_ahead: flags.OffloadAhead = None,
     micro_batch_size: flags.MicroBatchSize = None,
     global_batch_size: flags.GlobalBatchSize = None,
     train_iters: flags.TrainIters = None,

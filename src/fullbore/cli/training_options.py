@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fullbore.cli.options import OFFLOAD, OFFLOAD_AHEAD
+
 __all__ = [
     "AdamBeta1",
     "AdamBeta2",
@@ -41,6 +43,8 @@ __all__ = [
     "MicroBatchSize",
     "MinLr",
     "Model",
+    "Offload",
+    "OffloadAhead",
     "OptimizerBarrier",
     "Overlap",
     "Ranks",
@@ -228,12 +232,7 @@ Recompute = Annotated[
 ]
 RecomputeGranularity = Annotated[
     str | None,
-    option(
-        PIPELINE,
-        "--recompute-granularity",
-        metavar="full",
-        help="Megatron's word for --recompute full.",
-    ),
+    option(PIPELINE, "--recompute-granularity", metavar="full", help="Means --recompute full."),
 ]
 RecomputeMethod = Annotated[
     str | None,
@@ -252,6 +251,10 @@ RecomputeLayers = Annotated[
         metavar="N",
         help="Of --recompute-method block: how many layers of each stage.",
     ),
+]
+Offload = Annotated[int | None, option(PIPELINE, "--offload", metavar="N", help=OFFLOAD)]
+OffloadAhead = Annotated[
+    int | None, option(PIPELINE, "--offload-ahead", metavar="K", help=OFFLOAD_AHEAD)
 ]
 MicroBatchSize = Annotated[
     int | None,

@@ -80,7 +80,8 @@ class Measurement:
     trained on. peak_activation_bytes: [P], the most of all measured steps.
     stage_activation_bytes: [S], what one microbatch's forward keeps. stage_held_bytes: [S], what
     waits for it between I and W; None where no backward is split. stage_input_bytes: [S], what is
-    kept for it until it is recomputed; None where nothing is. complete: False where the
+    kept for it until it is recomputed; None where nothing is. stage_offload_bytes: [S], what of it
+    leaves for the host; None where nothing does. complete: False where the
     run was stopped before its last step.
     """
 
@@ -94,6 +95,7 @@ class Measurement:
     stage_activation_bytes: tuple[int, ...] | None = None
     stage_held_bytes: tuple[int, ...] | None = None
     stage_input_bytes: tuple[int, ...] | None = None
+    stage_offload_bytes: tuple[int, ...] | None = None
     complete: bool = True
 
     @property

@@ -60,12 +60,13 @@ def assess(measurement: Measurement, setting: Setting) -> Outcome:
         activation_bytes=measurement.stage_activation_bytes,
         input_grad_held_bytes=measurement.stage_held_bytes,
         recompute_input_bytes=measurement.stage_input_bytes,
+        offload_bytes=measurement.stage_offload_bytes,
         message_bytes=setting.message_bytes,
         overlap=setting.overlap,
     )
     simulated = simulate(insert_communication(schedule), costs, overlap=setting.overlap)
     predicted_peaks = tuple(curve.peak for curve in _curves(simulated, measurement))
-    peaks = measurement.peak_activation_bytes
+    peaks = _measured_peaks(measurement)
     return Outcome(
         measurement=measurement,
         costs=costs,
@@ -104,6 +105,13 @@ def _figures(
     )
 
 
+def _measured_peaks(measurement: Measurement) -> tuple[float, ...] | None:
+    """[P]; where activations leave for the host, copies under way included, as in predictions."""
+    if measurement.peak_activation_bytes is None or measurement.stage_offload_bytes is None:
+        return measurement.peak_activation_bytes
+    return tuple(curve.peak for curve in _curves(measurement.typical, measurement))
+
+
 def _curves(timeline: Timeline, measurement: Measurement) -> tuple[Curve, ...]:
     return live_curves(
         timeline,
@@ -111,4 +119,5 @@ def _curves(timeline: Timeline, measurement: Measurement) -> tuple[Curve, ...]:
         held_after_forward=measurement.stage_activation_bytes,
         held_after_input_grad=measurement.stage_held_bytes,
         held_before_recompute=measurement.stage_input_bytes,
+        leaves_at_offload=measurement.stage_offload_bytes,
     )

@@ -5,7 +5,8 @@ and a prediction can be edited by hand.
 
     {"stages": [{"forward_s": 1.0, "input_grad_s": 1.0, "weight_grad_s": 1.0,
                  "activation_bytes": 4e6, "input_grad_held_bytes": 1e6}, ... one per stage],
-     "hop_s": 1e-5, "message_bytes": 65536, "bandwidth_bytes_per_s": 5e10, "overhead_s": 0}
+     "hop_s": 1e-5, "message_bytes": 65536, "bandwidth_bytes_per_s": 5e10, "overhead_s": 0,
+     "offload_bytes_per_s": 2e10}
 
 A stage names `backward_s`, or `input_grad_s` and `weight_grad_s`, or all three where a full
 backward was measured apart from its halves. Everything but `stages` and their times is optional.
@@ -38,6 +39,9 @@ class StageCosts(BaseModel):
     recompute_s: a recomputation that the schedule places (R); as forward_s where it is not given.
     recompute_input_bytes: given for a stage that recomputes, held instead of activation_bytes until
     it does, which is at its R, or without one when its backward starts.
+    offload_bytes: what of activation_bytes leaves for the host at an OFFLOAD; all if not given.
+    offload_s, reload_s: of the two copies; the second as the first, and the first as offload_bytes
+    and the file's offload_bytes_per_s say, where they are not given.
     """
 
     model_config = _STRICT
@@ -50,6 +54,9 @@ class StageCosts(BaseModel):
     input_grad_held_bytes: float | None = Field(default=None, ge=0)
     recompute_s: float | None = Field(default=None, ge=0)
     recompute_input_bytes: float | None = Field(default=None, ge=0)
+    offload_bytes: float | None = Field(default=None, ge=0)
+    offload_s: float | None = Field(default=None, ge=0)
+    reload_s: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -70,12 +77,27 @@ class StageCosts(BaseModel):
             raise ValueError("input_grad_held_bytes takes the place of activation_bytes: give both")
         if self.recompute_input_bytes is not None and self.activation_bytes is None:
             raise ValueError("recompute_input_bytes takes the place of activation_bytes: give both")
+        self._check_offload()
         return self
+
+    def _check_offload(self) -> None:
+        if self.offload_bytes is not None:
+            if self.activation_bytes is None:
+                raise ValueError("offload_bytes is a part of activation_bytes: give both")
+            if self.offload_bytes > self.activation_bytes:
+                raise ValueError("more offload_bytes than activation_bytes: no more can leave")
+        if self.reload_s is not None and self.offload_s is None:
+            raise ValueError("give offload_s with reload_s")
 
     @property
     def recomputation_s(self) -> float:
         """Seconds of an R."""
         return self.forward_s if self.recompute_s is None else self.recompute_s
+
+    @property
+    def leaving_bytes(self) -> float | None:
+        """What an OFFLOAD moves; None where nothing says it."""
+        return self.activation_bytes if self.offload_bytes is None else self.offload_bytes
 
     @property
     def is_split(self) -> bool:
@@ -89,6 +111,7 @@ class Costs(BaseModel):
     stages: one StageCosts a stage of the model. hop_s: latency of one message, seconds.
     message_bytes, bandwidth_bytes_per_s: a message occupies its link for the quotient, and no time
     where no bandwidth is given. overhead_s: host time before every compute action, counted as idle.
+    offload_bytes_per_s: of the one channel between a rank and its host, which both copies take.
     """
 
     model_config = _STRICT
@@ -98,6 +121,7 @@ class Costs(BaseModel):
     message_bytes: float = Field(default=0.0, ge=0)
     bandwidth_bytes_per_s: float | None = Field(default=None, gt=0)
     overhead_s: float = Field(default=0.0, ge=0)
+    offload_bytes_per_s: float | None = Field(default=None, gt=0)
 
     @property
     def occupancy_s(self) -> float:
@@ -105,6 +129,20 @@ class Costs(BaseModel):
         if self.bandwidth_bytes_per_s is None:
             return 0.0
         return self.message_bytes / self.bandwidth_bytes_per_s
+
+    def offload_s(self, stage: int) -> float | None:
+        """How long an OFFLOAD of a stage takes; None where nothing says it."""
+        of_stage = self.stages[stage]
+        if of_stage.offload_s is not None:
+            return of_stage.offload_s
+        if self.offload_bytes_per_s is None or of_stage.leaving_bytes is None:
+            return None
+        return of_stage.leaving_bytes / self.offload_bytes_per_s
+
+    def reload_s(self, stage: int) -> float | None:
+        """How long a RELOAD of a stage takes; None where nothing says it."""
+        given = self.stages[stage].reload_s
+        return self.offload_s(stage) if given is None else given
 
     @classmethod
     def parse(cls, data: object, *, where: str = "costs") -> Self:
@@ -143,10 +181,12 @@ class Costs(BaseModel):
         weight_grad_s: float | None = None,
         activation_bytes: float | None = None,
         input_grad_held_bytes: float | None = None,
+        offload_s: float | None = None,
         hop_s: float = 0.0,
         message_bytes: float = 0.0,
         bandwidth_bytes_per_s: float | None = None,
         overhead_s: float = 0.0,
+        offload_bytes_per_s: float | None = None,
     ) -> Self:
         """The same costs for each of `stages` stages.
 
@@ -162,12 +202,14 @@ class Costs(BaseModel):
             "weight_grad_s": weight_grad_s,
             "activation_bytes": activation_bytes,
             "input_grad_held_bytes": input_grad_held_bytes,
+            "offload_s": offload_s,
         }
         shared = {
             "hop_s": hop_s,
             "message_bytes": message_bytes,
             "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
             "overhead_s": overhead_s,
+            "offload_bytes_per_s": offload_bytes_per_s,
         }
         given = {key: value for key, value in stage.items() if value is not None}
         one = cls.parse({"stages": [given], **shared})

@@ -2,7 +2,7 @@
 
 The simulator starts a compute action at
 
-    start = max(end of the rank's action before, usable) + overhead_s
+    start = max(end of the rank's action before, usable, end of its RELOAD) + overhead_s
     usable = end of the compute that made the message + hop_s
 
 and each cost is read off as the quantity in these lines: `hop_s` where a receiver was waiting when
@@ -34,6 +34,8 @@ _TIMES = {
     Kind.I: "input_grad_s",
     Kind.W: "weight_grad_s",
     Kind.R: "recompute_s",
+    Kind.OFFLOAD: "offload_s",
+    Kind.RELOAD: "reload_s",
 }
 
 
@@ -44,6 +46,7 @@ def costs_of(
     activation_bytes: Sequence[float] | None = None,
     input_grad_held_bytes: Sequence[float] | None = None,
     recompute_input_bytes: Sequence[float] | None = None,
+    offload_bytes: Sequence[float] | None = None,
     message_bytes: float = 0.0,
     overlap: bool = True,
 ) -> Costs:
@@ -55,7 +58,7 @@ def costs_of(
     sum of its actions, while one disturbed step should not count.
     activation_bytes: [S], what one microbatch's forward of a stage keeps. input_grad_held_bytes:
     [S], what is held for it between I and W. recompute_input_bytes: [S], what is held for it until
-    it is recomputed. message_bytes: of one
+    it is recomputed. offload_bytes: [S], what of it leaves for the host. message_bytes: of one
     message, for the record. overlap: False where each send held its rank up.
 
     Raises CostsError where there is no step, or a stage that a step never ran.
@@ -72,6 +75,7 @@ def costs_of(
         ("activation_bytes", activation_bytes),
         ("input_grad_held_bytes", input_grad_held_bytes),
         ("recompute_input_bytes", recompute_input_bytes),
+        ("offload_bytes", offload_bytes),
     ):
         for stage, size in zip(stages, sizes or (), strict=sizes is not None):
             stage[name] = float(size)
@@ -112,6 +116,7 @@ class _Step:
     def __init__(self, timeline: Timeline, schedule: Schedule) -> None:
         self._timeline = timeline
         self._messages = _messages(timeline, schedule)
+        self._back_s = _back(timeline, schedule)
         started_s = timeline.start_s[self._messages.at]
         self._waiting = started_s <= self._messages.made_s
 
@@ -133,22 +138,35 @@ class _Step:
             sends = (timeline.kind == Kind.SEND_F) | (timeline.kind == Kind.SEND_B)
             ready_s[sends] = timeline.end_s[sends]
         leads = [
-            _leads_of_rank(timeline.start_s[at], ready_s[at], compute[at])
+            _leads_of_rank(timeline.start_s[at], ready_s[at], self._back_s[at], compute[at])
             for at in (np.flatnonzero(timeline.rank == rank) for rank in range(timeline.ranks))
         ]
         return np.concatenate([np.zeros(0), *leads])
 
 
-def _leads_of_rank(start_s: Floats, ready_s: Floats, compute: npt.NDArray[np.bool_]) -> Floats:
-    """start - max(everything since and with the compute before) of one rank's compute actions."""
+def _leads_of_rank(
+    start_s: Floats, ready_s: Floats, back_s: Floats, compute: npt.NDArray[np.bool_]
+) -> Floats:
+    """start - max(its RELOAD, everything since and with the compute before) of one rank's compute
+    actions.
+    """
     at = np.flatnonzero(compute)
     if not len(at):
         return np.zeros(0)
     first = float(ready_s[: at[0]].max(initial=-np.inf))
     between = np.maximum.reduceat(ready_s, at)[:-1]
-    leads = start_s[at] - np.concatenate([[first], between])
+    leads = start_s[at] - np.maximum(np.concatenate([[first], between]), back_s[at])
     known: Floats = np.maximum(leads[np.isfinite(leads)], 0.0)
     return known
+
+
+def _back(timeline: Timeline, schedule: Schedule) -> Floats:
+    """For each span [n] of a B or I, when what it needs had come back from the host; else -inf."""
+    ended_s = np.full((schedule.stages, schedule.microbatches), -np.inf)
+    reload = timeline.kind == Kind.RELOAD
+    ended_s[timeline.stage[reload], timeline.microbatch[reload]] = timeline.end_s[reload]
+    backward = (timeline.kind == Kind.B) | (timeline.kind == Kind.I)
+    return np.where(backward, ended_s[timeline.stage, timeline.microbatch], -np.inf)
 
 
 def _messages(timeline: Timeline, schedule: Schedule) -> _Messages:

@@ -2,6 +2,7 @@
 
     F(s, m)  needs F(s-1, m)            B(s, m), I(s, m)  need F(s, m) and B or I (s+1, m)
     W(s, m)  needs I(s, m)            R(s, m)  needs F(s, m); B and I need R where there is one
+    OFFLOAD(s, m)  needs F(s, m)      RELOAD(s, m)  needs OFFLOAD(s, m); B and I need it, as R
 
 Where sequences are cut into slices, a slice's F needs that of the slice before it, whose keys and
 values it attends to, and a slice's B (or I) needs that of the slice behind it, for their gradients.
@@ -34,7 +35,8 @@ class Dependencies:
     value: what hands it its tensor: the upstream forward, the downstream backward, the SEND that
         a RECV takes, the compute whose result a SEND sends. It may stand on another rank.
     stored: what it needs from its own stage: a backward its forward, or that one's
-        recomputation, which needs the forward; a W its I. Same rank.
+        recomputation, which needs the forward, or the RELOAD of what it saved, which needs the
+        OFFLOAD; a W its I. Same rank.
     carried: what it needs from another slice of its sequence, on its own stage. Same rank.
     Where an action occurs twice, or not at all, `value` and `stored` are those of the last one,
     or -1: `verify` reports both.
@@ -59,13 +61,15 @@ def dependencies(schedule: Schedule) -> Dependencies:
     fill(value, Kind.F, (Kind.RECV_F, here), (Kind.F, upstream))
     for backward in (Kind.B, Kind.I):
         fill(value, backward, (Kind.RECV_B, here), (Kind.B, downstream), (Kind.I, downstream))
-        fill(stored, backward, (Kind.R, here), (Kind.F, here))
+        fill(stored, backward, (Kind.RELOAD, here), (Kind.R, here), (Kind.F, here))
     fill(value, Kind.RECV_F, (Kind.SEND_F, upstream))
     fill(value, Kind.RECV_B, (Kind.SEND_B, downstream))
     fill(value, Kind.SEND_F, (Kind.F, here))
     fill(value, Kind.SEND_B, (Kind.B, here), (Kind.I, here))
     fill(stored, Kind.W, (Kind.I, here))
     fill(stored, Kind.R, (Kind.F, here))
+    fill(stored, Kind.OFFLOAD, (Kind.F, here))
+    fill(stored, Kind.RELOAD, (Kind.OFFLOAD, here))
     if schedule.slices > 1:
         _carry(carried, flat, table, schedule.slices)
     return Dependencies(value=value, stored=stored, carried=carried)

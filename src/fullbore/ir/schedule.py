@@ -145,6 +145,11 @@ class Schedule:
         return any(bool((program.kind == Kind.I).any()) for program in self.programs)
 
     @property
+    def offloads(self) -> bool:
+        """Whether any activations leave for the host and come back."""
+        return any(bool((program.kind == Kind.OFFLOAD).any()) for program in self.programs)
+
+    @property
     def activation_unit(self) -> float:
         """What one stage and microbatch (or slice) holds, in microbatches x 1/P of the model."""
         return self.ranks / (self.stages * self.slices)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fullbore.ir import Schedule
 from fullbore.passes.communication import insert_communication, strip_communication
 from fullbore.passes.forward_only import forward_only
+from fullbore.passes.offload import offload
 from fullbore.passes.recompute import recompute_ahead
 from fullbore.passes.split import split_backward
 
@@ -16,6 +17,7 @@ __all__ = [
     "Pass",
     "forward_only",
     "insert_communication",
+    "offload",
     "recompute_ahead",
     "split_backward",
     "strip_communication",
@@ -48,6 +50,11 @@ PASSES: tuple[Pass, ...] = (
         name="recompute-ahead",
         summary="make the activations of every forward again before its backward needs them",
         apply=recompute_ahead,
+    ),
+    Pass(
+        name="offload",
+        summary="send activations that live long to the host, and take them back in time",
+        apply=offload,
     ),
     Pass(
         name="insert-communication",

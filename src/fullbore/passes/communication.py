@@ -29,7 +29,7 @@ _SEND = np.array([Kind.SEND_F, Kind.SEND_B, Kind.SEND_B, Kind.SEND_B], dtype=np.
 
 
 def strip_communication(schedule: Schedule) -> Schedule:
-    """The same schedule with its compute actions only; costs one copy."""
+    """The same schedule without sends and receives; costs one copy."""
     return replace(
         schedule,
         programs=tuple(p.select(p.kind < Kind.SEND_F) for p in schedule.programs),

@@ -23,7 +23,8 @@ def recompute_ahead(schedule: Schedule, *, ahead: int = 0) -> Schedule:
     """The same schedule with an R before each B and I; compute actions only. Linear in actions.
 
     ahead: how many actions of its rank stand between R and the backward, fewer where the forward
-    is nearer. Each holds a microbatch's activations for longer. A backward that has its R keeps it.
+    is nearer. Each holds a microbatch's activations for longer. A backward that has its R keeps it,
+    and one whose activations come back from the host gets none.
     """
     if ahead < 0:
         raise ScheduleError(f"ahead is {ahead}: the nearest legal value is 0")
@@ -34,7 +35,7 @@ def recompute_ahead(schedule: Schedule, *, ahead: int = 0) -> Schedule:
 def _insert(program: Program, schedule: Schedule, ahead: int) -> Program:
     cell = program.stage.astype(np.int64) * schedule.microbatches + program.microbatch
     has_own = np.zeros(schedule.stages * schedule.microbatches, dtype=np.bool_)
-    has_own[cell[program.kind == Kind.R]] = True
+    has_own[cell[(program.kind == Kind.R) | (program.kind == Kind.RELOAD)]] = True
     backward = np.flatnonzero((program.kind == Kind.B) | (program.kind == Kind.I))
     backward = backward[~has_own[cell[backward]]]
     forward_at = np.full(len(has_own), -1, dtype=np.int64)

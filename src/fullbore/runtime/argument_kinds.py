@@ -51,6 +51,10 @@ def _is_recompute(value: Any) -> bool:
     return value in ("none", "full") if isinstance(value, str) else is_number and value >= 0
 
 
+def _is_folder(value: Any) -> bool:
+    return value is None or isinstance(value, str | PathLike)
+
+
 def _is_float_type(value: Any) -> bool:
     return value is None or (isinstance(value, torch.dtype) and value.is_floating_point)
 
@@ -77,11 +81,8 @@ _KINDS = (
         lambda value: value is None or is_duration(value),
         "a number of seconds above 0, or None",
     ),
-    (
-        "flight_record",
-        lambda value: value is None or isinstance(value, str | PathLike),
-        "the path of a folder, or None",
-    ),
+    ("flight_record", _is_folder, "the path of a folder, or None"),
+    ("offload_folder", _is_folder, "the path of a folder, or None"),
 )
 
 

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -19,8 +20,10 @@ from torch._C._distributed_c10d import HashStore
 from fullbore.errors import FullboreError, PipelineError
 from fullbore.ir import Kind, Schedule
 from fullbore.runtime.argument_kinds import is_duration, objection_to_kinds
+from fullbore.runtime.file_host import try_folder
 from fullbore.runtime.meeting import Patience, Said
-from fullbore.runtime.sharded import objection_to_shards
+from fullbore.runtime.recompute import is_recomputed_whole
+from fullbore.runtime.sharded import is_sharded, objection_to_shards
 from fullbore.runtime.tied import find_copies
 from fullbore.runtime.watchdog import OnStall, log_stall
 from fullbore.runtime.wiring import Rendezvous
@@ -232,8 +235,29 @@ def _check_stages(given: Arguments) -> None:
         raise PipelineError(
             'the schedule places recomputations (R): give recompute="full", or a number of blocks'
         )
+    _check_offload(given)
     if schedule.stages - 1 in modules and given.others["loss_fn"] is None:
         raise PipelineError("the last stage is here, but loss_fn is missing")
+
+
+def _check_offload(given: Arguments) -> None:
+    """What cannot leave is refused: there would be nothing in it, or too much."""
+    if not given.schedule.offloads:
+        return
+    for stage, module in given.stages.items():
+        if is_recomputed_whole(module, given.recompute):
+            raise PipelineError(
+                f"the schedule offloads (OFFLOAD), but with recompute={given.recompute!r} stage "
+                f"{stage} keeps nothing that could leave: give up one of the two, or recompute "
+                "some of its blocks only"
+            )
+        if any(is_sharded(weight) for weight in module.parameters()):
+            raise PipelineError(
+                f"the schedule offloads (OFFLOAD), and stage {stage} is sharded by fully_shard, "
+                "whose gathered weights would leave with the activations: use one of the two"
+            )
+    folder = given.others["offload_folder"]
+    try_folder(None if folder is None else Path(folder))
 
 
 def _check_tied(given: Arguments) -> None:

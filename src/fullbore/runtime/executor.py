@@ -91,6 +91,7 @@ class Executor:
         """
         self._bound.begin(batch)
         self._state.meter, self.at = meter, 0
+        self._state.mark = None if log is None else log.mark
         for stage, runner in self._runners.items():
             if runner.recomputation is not None:
                 told = None if meter is None else partial(meter.restored, stage)
@@ -112,8 +113,7 @@ class Executor:
             for index in range(start, stop):
                 self.at = index
                 span = log.begin(self.actions[index])
-                self._operations[index]()
-                log.end(span)
+                log.end(span, self._operations[index]())
 
         return carry_out
 

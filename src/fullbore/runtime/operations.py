@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from fullbore.errors import PipelineError
 from fullbore.ir import Action, Kind, Schedule
 from fullbore.runtime.batch import Batch, Learnt, MessageKind
+from fullbore.runtime.host import Copy, Mark
 from fullbore.runtime.layout import Layout, flatten, gradient_layout, unflatten
 from fullbore.runtime.links import IncomingLink, Message, OutgoingLink
 from fullbore.runtime.owned import OwnedMemory
@@ -27,7 +28,7 @@ from fullbore.verify import LinkUse
 
 __all__ = ["Operation", "Operations", "StepState"]
 
-Operation = Callable[[], None]
+Operation = Callable[[], Copy | None]
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class StepState:
     )
     learnt: Learnt = field(default_factory=Learnt)
     meter: ActivationMeter | None = None
+    mark: Mark | None = None  # at either end of a copy, where the step is recorded
 
     def message_kind(self, action: Action) -> MessageKind:
         """What a send or receive carries."""
@@ -117,6 +119,8 @@ class Operations:
             Kind.I: self._backward_input,
             Kind.W: self._backward_weight,
             Kind.R: self._recompute,
+            Kind.OFFLOAD: self._offload,
+            Kind.RELOAD: self._reload,
             Kind.SEND_F: self._send_forward,
             Kind.RECV_F: self._receive_forward,
             Kind.SEND_B: self._send_backward,
@@ -139,13 +143,15 @@ class Operations:
         runner, arrival = self._runners[stage], self._slot(Kind.F, stage, microbatch)
         pass_on = self._pass_on(stage, microbatch)
         guards = state.guards
+        # what leaves for the host must not be what the module was given
+        always = runner.offloads(microbatch)
 
         def forward() -> None:
             if stage == 0:
                 pass_on(run(state.batch.inputs[microbatch], []))
                 return
             layout, leaves = arrival.take()
-            if not guards[index]:
+            if not guards[index] and not always:
                 with_no_guard(layout, leaves)
                 return
             given = guarded(leaves)
@@ -165,7 +171,8 @@ class Operations:
             kwargs, target = batch.kwargs[microbatch], batch.targets[microbatch]
             if meter is None:
                 return runner.forward(microbatch, value, leaves, kwargs, target, batch.train)
-            with meter.forward(stage, microbatch, batch.signatures[microbatch], runner.kept):
+            recomputes, signature = runner.recomputation is not None, batch.signatures[microbatch]
+            with meter.forward(stage, microbatch, signature, runner.kept, recomputes=recomputes):
                 return runner.forward(microbatch, value, leaves, kwargs, target, batch.train)
 
         return forward
@@ -295,6 +302,30 @@ class Operations:
 
     def _recompute(self, index: int, action: Action) -> Operation:
         return partial(self._runners[action.stage].recompute, action.microbatch)
+
+    def _offload(self, index: int, action: Action) -> Operation:
+        state, runner = self._state, self._runners[action.stage]
+        stage, microbatch = action.stage, action.microbatch
+
+        def offload() -> Copy | None:
+            left = runner.offload(microbatch, state.mark)
+            if state.meter is not None:
+                state.meter.left(stage, microbatch, left.bytes)
+            return left.copy
+
+        return offload
+
+    def _reload(self, index: int, action: Action) -> Operation:
+        state, runner = self._state, self._runners[action.stage]
+        stage, microbatch = action.stage, action.microbatch
+
+        def reload() -> Copy | None:
+            left = runner.reload(microbatch, state.mark)
+            if state.meter is not None:
+                state.meter.returned(stage, microbatch, left.bytes)
+            return left.copy
+
+        return reload
 
     def _passed_back(self, stage: int, microbatch: int) -> _Slot:
         """Where the gradients of a stage's inputs go."""

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fullbore.runtime.sharded import local_part
 
-__all__ = ["OwnedMemory"]
+__all__ = ["OwnedMemory", "storages_of", "tensors_of"]
 
 
 class OwnedMemory:
@@ -55,8 +55,8 @@ class OwnedMemory:
 
     def _look(self, outputs: list[torch.Tensor]) -> None:
         self._looked = self._looked_in_step = True
-        self._kept = _storages(_tensors_of(self._module))
-        self._keeps_outputs = not self._kept.isdisjoint(_storages(outputs))
+        self._kept = storages_of(tensors_of(self._module))
+        self._keeps_outputs = not self._kept.isdisjoint(storages_of(outputs))
 
     def _owns(self, tensor: torch.Tensor) -> bool:
         place = _storage(tensor)
@@ -76,11 +76,12 @@ def _storage(tensor: torch.Tensor) -> int:
     return local_part(tensor).untyped_storage().data_ptr()
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+def storages_of(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The addresses of the memory that some tensors lie in."""
     return {place for place in map(_storage, tensors) if place}
 
 
-def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
+def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
     """Parameters, buffers and tensors among the attributes, also in lists, tuples and dicts."""
     for part in module.modules():
         for value in vars(part).values():
@@ -98,6 +99,6 @@ def _shared(entries: Sequence[Any]) -> set[int]:
     shared: set[int] = set()
     for entry in entries:
         here = {id(leaf): leaf for leaf in pytree.tree_leaves(entry) if torch.is_tensor(leaf)}
-        shared |= _storages(leaf for key, leaf in here.items() if key in seen)
+        shared |= storages_of(leaf for key, leaf in here.items() if key in seen)
         seen |= set(here)
     return shared

@@ -33,12 +33,7 @@ from fullbore.runtime.main_grad import MainGradients
 from fullbore.runtime.meeting import Said
 from fullbore.runtime.norm import clip_grad_norm, counted_here
 from fullbore.runtime.recompute import Recompute
-from fullbore.runtime.recorder import (
-    ActivationMeter,
-    RankRecord,
-    SpanLog,
-    clock_offset_s,
-)
+from fullbore.runtime.recorder import ActivationMeter, RankRecord, SpanLog, clock_offset_s
 from fullbore.runtime.result import StepResult, make_result
 from fullbore.runtime.session import Session
 from fullbore.runtime.setup import Setup
@@ -83,6 +78,8 @@ class Pipeline:
     recompute: which activations are dropped after a forward and made again for the backward:
         "none", those of each "full" stage, or of the first N blocks of each stage, one block at a
         time. A stage has blocks if it is a Sequential or has one ModuleList; else it goes in full.
+    offload_folder: where the file lies to which activations go on CPU where the schedule has an
+        OFFLOAD, without a name; None: the system's folder for temporary files.
     timeout_s: how long a rank waits for another before it gives up.
     stall_timeout_s: after how long without any movement one rank tells who waits for whom, and
         again when that has doubled; None: never.
@@ -117,6 +114,7 @@ class Pipeline:
         static_shapes: bool = True,
         main_grad_dtype: torch.dtype | None = None,
         recompute: Recompute = "none",
+        offload_folder: str | PathLike[str] | None = None,
         timeout_s: float = 1800.0,
         stall_timeout_s: float | None = None,
         on_stall: OnStall | None = None,
@@ -144,6 +142,7 @@ class Pipeline:
             static_shapes=static_shapes,
             main_grad_dtype=main_grad_dtype,
             recompute=recompute,
+            offload_folder=None if offload_folder is None else Path(offload_folder),
             count_fn=count_fn,
             reduce_dtype=reduce_dtype,
             patience=patience,

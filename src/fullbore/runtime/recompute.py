@@ -23,7 +23,14 @@ from torch.utils import _pytree as pytree
 
 from fullbore.errors import PipelineError
 
-__all__ = ["Recomputation", "Recompute", "Restored", "blocks_of", "recomputation_of"]
+__all__ = [
+    "Recomputation",
+    "Recompute",
+    "Restored",
+    "blocks_of",
+    "is_recomputed_whole",
+    "recomputation_of",
+]
 
 Recompute = Literal["none", "full"] | int
 Restored = Callable[[int, Iterable[torch.Tensor]], None]
@@ -267,7 +274,16 @@ def recomputation_of(stage: nn.Module, recompute: Recompute) -> Recomputation | 
     """As `Pipeline(recompute=...)` says; a stage of which no blocks are known is taken whole."""
     if recompute == "none" or recompute == 0:
         return None
+    return Recomputation(_chosen_blocks(stage, recompute))
+
+
+def is_recomputed_whole(stage: nn.Module, recompute: Recompute) -> bool:
+    """Whether a forward would keep nothing but its input."""
+    return recompute not in ("none", 0) and _chosen_blocks(stage, recompute) is None
+
+
+def _chosen_blocks(stage: nn.Module, recompute: Recompute) -> list[nn.Module] | None:
     blocks = None if recompute == "full" else blocks_of(stage)
-    if any(block._compiled_call_impl is not None for block in blocks or ()):
-        blocks = None  # their hooks are compiled with them
-    return Recomputation(blocks if blocks is None else blocks[: int(recompute)])
+    if blocks is None or any(block._compiled_call_impl is not None for block in blocks):
+        return None  # the hooks of compiled blocks are compiled with them
+    return blocks[: int(recompute)]

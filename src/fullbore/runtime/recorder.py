@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fullbore.ir import Action, Kind
 from fullbore.runtime.control import Control
+from fullbore.runtime.host import Copy
 from fullbore.runtime.sharded import local_part
 from fullbore.runtime.stamps import Clock, Stamps
 from fullbore.timeline import Timeline
@@ -36,22 +37,25 @@ class SpanLog:
     """Spans of one rank in one step, in the order in which they began."""
 
     def __init__(self, stamps: Stamps) -> None:
-        self._stamps, self._mark = stamps, stamps.mark
+        self._stamps, self.mark = stamps, stamps.mark
         self._actions: list[Action] = []
         self._starts: list[Any] = []
         self._ends: list[Any] = []
+        self._copies: dict[int, Copy] = {}
 
     def begin(self, action: Action) -> int:
         """Open a span; returns its index."""
         self._actions.append(action)
-        start = self._mark()
+        start = self.mark()
         self._starts.append(start)
         self._ends.append(start)  # where it never ends
         return len(self._starts) - 1
 
-    def end(self, index: int) -> None:
-        """Close a span."""
-        self._ends[index] = self._mark()
+    def end(self, index: int, copy: Copy | None = None) -> None:
+        """Close a span. copy: whose ends are the span's, instead of those of asking for it."""
+        self._ends[index] = self.mark()
+        if copy is not None:
+            self._copies[index] = copy
 
     def last(self, count: int) -> list[tuple[str, float | None, float | None]]:
         """The newest spans: action, begin and end (None: not yet); from any thread."""
@@ -70,6 +74,9 @@ class SpanLog:
         self, *, offset_s: float, meter: ActivationMeter, boundary_messages: int
     ) -> RankRecord:
         """What this rank tells the others after the step; open spans end where they began."""
+        for index, copy in self._copies.items():
+            copy.wait()
+            self._starts[index], self._ends[index] = copy.start, copy.end
         return RankRecord(
             kind=np.array([a.kind for a in self._actions], dtype=np.int8),
             stage=np.array([a.stage for a in self._actions], dtype=np.int32),
@@ -80,6 +87,7 @@ class SpanLog:
             stage_bytes=dict(meter.stage_bytes),
             held_bytes=dict(meter.held_bytes),
             input_bytes=dict(meter.input_bytes),
+            offload_bytes=dict(meter.offload_bytes),
             boundary_messages=boundary_messages,
             allocated_bytes=self._stamps.peak_allocated_bytes(),
         )
@@ -92,6 +100,7 @@ class RankRecord:
     stage_bytes: of each stage here, most bytes that autograd kept for one microbatch.
     held_bytes: of each stage here whose backward is split, most bytes of one between I and W.
     input_bytes: of each stage here that recomputes, most bytes of one before it does.
+    offload_bytes: of each stage here that offloads, most bytes of one that leave.
     allocated_bytes: most that the device's allocator had given out, on CUDA.
     """
 
@@ -104,6 +113,7 @@ class RankRecord:
     stage_bytes: dict[int, int]
     held_bytes: dict[int, int]
     input_bytes: dict[int, int]
+    offload_bytes: dict[int, int]
     boundary_messages: int
     allocated_bytes: int | None
 
@@ -175,7 +185,9 @@ def _ping(control: Control, clock: Clock) -> float:
 
 class ActivationMeter:
     """Counts the bytes that autograd saves for backward and a backward frees, and between the
-    halves of a split one those of the inputs and gradients that wait for W.
+    halves of a split one those of the inputs and gradients that wait for W. What an OFFLOAD moves
+    does not count until its RELOAD, by the order of the program: a copy under way is taken to be
+    over (`timeline.live_curves` counts it by the measured times).
 
     Parameters, buffers and the caller's own inputs stay whatever happens and do not count. A
     storage that several saved tensors of one microbatch share counts once. Looking at every saved
@@ -214,15 +226,16 @@ class ActivationMeter:
         self.stage_bytes: dict[int, int] = {}  # most of one microbatch, by stage
         self.held_bytes: dict[int, int] = {}  # the same, between I and W
         self.input_bytes: dict[int, int] = {}  # the same, before a recomputation
+        self.offload_bytes: dict[int, int] = {}  # most that leave of one
 
     @contextmanager
     def forward(
-        self, stage: int, microbatch: int, signature: int, kept: Kept | None = None
+        self, stage: int, microbatch: int, signature: int, kept: Kept, *, recomputes: bool
     ) -> Iterator[None]:
         """Around a forward: everything saved inside belongs to (stage, microbatch).
 
-        signature: which shapes the microbatch has. kept: gives what is kept beside that, to be
-        recomputed from.
+        signature: which shapes the microbatch has. kept: gives what is kept beside that.
+        recomputes: some of it to be recomputed from.
         """
         key = (stage, microbatch, signature)
         storages: dict[int, int] = {}
@@ -231,12 +244,11 @@ class ActivationMeter:
         else:
             with torch.autograd.graph.saved_tensors_hooks(partial(_pack, storages), _unpack):
                 yield
-            if kept is not None:
-                storages |= _storages(kept(microbatch))
+            storages |= _storages(kept(microbatch))
             self._weights[key] = self._sum(storages)
         self._set(stage, microbatch, self._weights[key])
         self.stage_bytes[stage] = max(self._weights[key], self.stage_bytes.get(stage, 0))
-        if kept is not None:
+        if recomputes:
             self._bases[stage, microbatch] = _Base(key=key, storages=storages)
             self.input_bytes[stage] = max(self._weights[key], self.input_bytes.get(stage, 0))
 
@@ -254,6 +266,19 @@ class ActivationMeter:
             now = self._restored_weights[base.key]
         self._set(stage, microbatch, now)
         self.stage_bytes[stage] = max(now, self.stage_bytes.get(stage, 0))
+
+    def left(self, stage: int, microbatch: int, size: int) -> None:
+        """So many bytes of (stage, microbatch) have begun to leave for the host."""
+        self._set(stage, microbatch, self._saved_bytes.get((stage, microbatch), 0) - size)
+        self.offload_bytes[stage] = max(size, self.offload_bytes.get(stage, 0))
+        base = self._bases.get((stage, microbatch))
+        if base is not None:  # their addresses are others' now
+            sizes = [s for a, s in base.storages.items() if a not in self._staying | self._given]
+            base.storages = {-1 - i: size for i, size in enumerate(sizes)}
+
+    def returned(self, stage: int, microbatch: int, size: int) -> None:
+        """They have begun to come back."""
+        self._set(stage, microbatch, self._saved_bytes.get((stage, microbatch), 0) + size)
 
     def freed(self, stage: int, microbatch: int) -> None:
         """The backward of (stage, microbatch) is done."""
@@ -295,8 +320,8 @@ class _Base:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Bytes by address."""
-    found = (tensor.untyped_storage() for tensor in tensors)
+    """Bytes by address; sparse tensors have no one storage, and do not count."""
+    found = (tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
     return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
@@ -305,8 +330,7 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 def _pack(storages: dict[int, int], tensor: torch.Tensor) -> torch.Tensor:
-    storage = tensor.untyped_storage()
-    storages[storage.data_ptr()] = storage.nbytes()
+    storages |= _storages([tensor])
     return tensor.detach()  # a saved output must not hold its own graph
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ _BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
 _ALIGNED_BYTES = 64
 _WAY_BACK = (Kind.B, Kind.I, Kind.W, Kind.SEND_B)
 
-_Operation = Callable[[], None]
+_Operation = Callable[[], Any]
 _AnyTensor = TypeVar("_AnyTensor", bound=torch.Tensor)
 
 

@@ -33,6 +33,8 @@ class StepResult:
         one microbatch between I and W.
     stage_input_bytes: a stage each, with record=True where a stage recomputes: most that is kept
         for one microbatch until it does.
+    stage_offload_bytes: a stage each, with record=True where the schedule offloads: most that
+        leaves for the host for one microbatch.
     boundary_messages: a rank each, with record=True: most receives posted at once so far.
     peak_allocated_bytes: a rank each, with record=True on CUDA: most bytes that the allocator had
         given out, parameters and all else included.
@@ -47,6 +49,7 @@ class StepResult:
     stage_activation_bytes: tuple[int, ...] | None = None
     stage_held_bytes: tuple[int, ...] | None = None
     stage_input_bytes: tuple[int, ...] | None = None
+    stage_offload_bytes: tuple[int, ...] | None = None
     boundary_messages: tuple[int, ...] | None = None
     peak_allocated_bytes: tuple[int, ...] | None = None
 
@@ -71,6 +74,7 @@ def make_result(
         return result
     held = [dict.fromkeys(r.stage_bytes, 0) | r.held_bytes for r in records]
     inputs = [r.stage_bytes | r.input_bytes for r in records]
+    left = [dict.fromkeys(r.stage_bytes, 0) | r.offload_bytes for r in records]
     allocated = [r.allocated_bytes for r in records if r.allocated_bytes is not None]
     return replace(
         result,
@@ -79,6 +83,7 @@ def make_result(
         stage_activation_bytes=_by_stage([r.stage_bytes for r in records]),
         stage_held_bytes=_by_stage(held) if any(r.held_bytes for r in records) else None,
         stage_input_bytes=_by_stage(inputs) if any(r.input_bytes for r in records) else None,
+        stage_offload_bytes=_by_stage(left) if any(r.offload_bytes for r in records) else None,
         boundary_messages=tuple(r.boundary_messages for r in records),
         peak_allocated_bytes=tuple(allocated) if len(allocated) == len(records) else None,
     )

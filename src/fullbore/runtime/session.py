@@ -18,6 +18,7 @@ from fullbore.runtime.agreement import Agreement
 from fullbore.runtime.batch import Batch, Learnt
 from fullbore.runtime.executor import Executor
 from fullbore.runtime.life import REDUCING, RUNNING, TYING, Life
+from fullbore.runtime.offload import Offloading, host_of
 from fullbore.runtime.recompute import recomputation_of
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.replicas import Edges, Replicas, completion_order
@@ -46,6 +47,8 @@ class Session:
         tied_ranks = [_ranks_of(names, setup.schedule) for names in setup.tied]
         wiring.connect(pairs=setup.pairs, tied_ranks=tied_ranks)
         self.tied = self._tie()
+        host = host_of(setup.side.device, setup.offload_folder)
+        self._offloading = Offloading(setup.schedule, setup.stages, host)
         self._runners = self._make_runners()
         self._sharded = ShardedStages(setup.stages)
         self.replicas = self._make_replicas()
@@ -67,6 +70,7 @@ class Session:
                 loss_weight=weight,
                 split=split_backward_of(setup.schedule, stage, module),
                 recomputation=recomputation_of(module, setup.recompute),
+                offload=self._offloading.stages.get(stage),
             )
             for stage, module in setup.stages.items()
         }
@@ -199,6 +203,7 @@ class Session:
             if self._setup.count_fn is not None and self._setup.holds(-1):
                 self._weigh_loss(sum(batch.counts))
         self._sharded.begin()
+        self._offloading.begin(batch)
         if self.replicas is not None:
             self.replicas.begin()
         for weight in self.tied:
@@ -246,6 +251,7 @@ class Session:
         """Let go of links and threads; other ranks cannot step any more either."""
         self.life.close()
         self._let_go_of_blocks()
+        self._offloading.close()
 
     def together(self, phase: str) -> AbstractContextManager[None]:
         """If anything fails inside, every rank fails; see `Life.together`."""
@@ -255,6 +261,7 @@ class Session:
         for executor in self._executors.values():
             executor.reset()
         self._let_go_of_blocks()
+        self._offloading.close()
 
     def _let_go_of_blocks(self) -> None:
         for runner in self._runners.values():

@@ -27,7 +27,7 @@ class Setup:
     programs: for training (True) and evaluation (False), sends and receives in place. uses: what
     each asks of this rank's links. pairs: all directed pairs of ranks that talk. count_fn: see
     `Pipeline`. reduce_dtype: in which gradients are summed over replicas.
-    records: the folder for flight records.
+    records: the folder for flight records. offload_folder: see `Pipeline`.
     """
 
     rendezvous: Rendezvous
@@ -47,6 +47,7 @@ class Setup:
     reduce_dtype: torch.dtype | None = None
     patience: Patience
     records: Path | None = None
+    offload_folder: Path | None = None
 
     @property
     def schedule(self) -> Schedule:

@@ -6,7 +6,7 @@ the inputs became. The output itself lives as long as its message, or as autogra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,9 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fullbore.errors import PipelineError
+from fullbore.runtime.host import Mark
 from fullbore.runtime.layout import flatten
+from fullbore.runtime.offload import Left, Offload
 from fullbore.runtime.recompute import Recomputation
 from fullbore.runtime.split import SplitBackward
 
@@ -80,12 +82,13 @@ class StageRunner:
         loss_weight: float,
         split: SplitBackward | None = None,
         recomputation: Recomputation | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """split: the queues of a stage of which any backward is split. recomputation: what of it
-        is dropped after a forward and made again.
+        is dropped after a forward and made again. offload: what of it leaves for the host.
         """
         self.module = module
-        self.split, self.recomputation = split, recomputation
+        self.split, self.recomputation, self._offload = split, recomputation, offload
         self._loss_fn, self.loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
@@ -121,10 +124,11 @@ class StageRunner:
 
     def _run(self, microbatch: int, given: Any, leaves: Sequence[torch.Tensor]) -> Any:
         """Call for training, and remember the way back."""
-        if self.recomputation is None:
-            result = self._call(given)
-        else:
-            result = self.recomputation.run(microbatch, self._call, given)
+        with nullcontext() if self._offload is None else self._offload.forward(microbatch):
+            if self.recomputation is None:
+                result = self._call(given)
+            else:
+                result = self.recomputation.run(microbatch, self._call, given)
         if self._loss_fn is None:
             results = [result] if isinstance(result, torch.Tensor) else flatten(result)[1]
             self._remember(microbatch, results, leaves, loss=None)
@@ -171,6 +175,8 @@ class StageRunner:
         last stage. Everything held for the microbatch is freed.
         """
         way_back = self._ways_back.pop(microbatch)
+        if self._offload is not None:
+            self._offload.arrive(microbatch)
         self._run_back(way_back, gradients)
         if self.recomputation is not None:
             self.recomputation.forget(microbatch)
@@ -194,10 +200,27 @@ class StageRunner:
         with nullcontext() if split is None else split.again(microbatch):
             self.recomputation.ahead(microbatch)
 
-    @property
-    def kept(self) -> Callable[[int], Iterable[torch.Tensor]] | None:
-        """What a microbatch's forward keeps to be recomputed from, where the stage recomputes."""
-        return None if self.recomputation is None else self.recomputation.kept
+    def offloads(self, microbatch: int) -> bool:
+        """Whether what a microbatch's forward saves leaves for the host."""
+        return self._offload is not None and microbatch in self._offload.microbatches
+
+    def offload(self, microbatch: int, mark: Mark | None) -> Left:
+        """OFFLOAD: what its forward has saved begins to leave. mark: at both ends of the copy."""
+        assert self._offload is not None
+        return self._offload.leave(microbatch, self._ways_back[microbatch].leaves, mark)
+
+    def reload(self, microbatch: int, mark: Mark | None) -> Left:
+        """RELOAD: it begins to come back."""
+        assert self._offload is not None
+        return self._offload.come_back(microbatch, mark)
+
+    def kept(self, microbatch: int) -> Iterator[torch.Tensor]:
+        """What a microbatch's forward keeps where hooks of its own stand in for autograd's: to be
+        recomputed from, or until it leaves for the host.
+        """
+        for part in (self.recomputation, self._offload):
+            if part is not None:
+                yield from part.kept(microbatch)
 
     def waiting(self, microbatch: int) -> Iterator[torch.Tensor]:
         """The tensors that wait between I and W."""
@@ -211,6 +234,8 @@ class StageRunner:
             self.split.reset()
         if self.recomputation is not None:
             self.recomputation.reset()
+        if self._offload is not None:
+            self._offload.reset()
 
     def _run_back(
         self,

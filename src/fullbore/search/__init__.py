@@ -1,7 +1,8 @@
 """Schedules found, not written: costs and a memory limit in, schedule and lower bound out."""
 
+from fullbore.search.budget import Limits, Progress
 from fullbore.search.candidates import Job
 from fullbore.search.memory import MemoryLimit
-from fullbore.search.search import Found, Limits, Progress, search
+from fullbore.search.search import Found, search
 
 __all__ = ["Found", "Job", "Limits", "MemoryLimit", "Progress", "search"]

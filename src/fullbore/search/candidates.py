@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from fullbore.cost import Costs
 from fullbore.cost.recut import recut
 from fullbore.errors import ConfigError, CostsError, ScheduleError
@@ -111,10 +109,8 @@ def _placements(job: Job) -> Iterator[tuple[str, Placement]]:
     for v in _virtual_stages(job):
         yield f"looped, v={v}", Placement.looped(ranks=job.ranks, virtual_stages=v)
         if v > 1 and job.ranks > 1:
-            there = tuple(range(job.ranks))
-            turns = tuple(there if chunk % 2 == 0 else there[::-1] for chunk in range(v))
             shape = "V" if v == 2 else "wave"
-            yield f"{shape}, v={v}", Placement(stage_to_rank=sum(turns, ()))
+            yield f"{shape}, v={v}", Placement.wave(ranks=job.ranks, virtual_stages=v)
 
 
 def _virtual_stages(job: Job) -> tuple[int, ...]:
@@ -139,9 +135,11 @@ def _virtual_stages(job: Job) -> tuple[int, ...]:
 
 
 def _named(job: Job) -> Iterator[Schedule]:
-    """Every named schedule for these P and M, over every v that the job allows."""
+    """Every named schedule that can be run with these P and M, over every v that is allowed."""
     allowed = _virtual_stages(job)
     for family in FAMILIES:
+        if not family.runs:
+            continue
         for v in allowed if family.takes_virtual_stages else (None,):
             try:
                 schedule = build(
@@ -152,15 +150,5 @@ def _named(job: Job) -> Iterator[Schedule]:
                 )
             except ScheduleError:
                 continue  # this family has no schedule of these numbers
-            if schedule.virtual_stages in allowed and _is_whole(schedule, job.ranks):
+            if schedule.virtual_stages in allowed:
                 yield strip_communication(schedule)
-
-
-def _is_whole(schedule: Schedule, ranks: int) -> bool:
-    """Whether it is a schedule of one model's stages, each with one F and one backward."""
-    if schedule.ranks != ranks or schedule.stages != ranks * schedule.virtual_stages:
-        return False
-    kinds = np.concatenate([program.kind for program in schedule.programs])
-    forwards, backwards = int((kinds == 0).sum()), int(((kinds == 1) | (kinds == 2)).sum())
-    wanted = schedule.stages * schedule.microbatches
-    return forwards == backwards == wanted

@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fullbore.search.evaluate import evaluate, is_legal, objective
+from fullbore.search.evaluate import copy_changes, evaluate, is_legal, objective, resume
 from fullbore.search.instance import Instance, Work
 from fullbore.search.jit import kernel
+from fullbore.search.moves import can_shift, clip, fill_tails, promise
 
 __all__ = ["anneal", "seed_kernels"]
 
@@ -21,7 +22,9 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 
-_TAIL = 0.02  # how much the mean of all ranks' ends counts beside the objective
+_BLIND = 8  # moves that change nothing, until chain and tails are looked up again
+_ROUNDING = 1e-12
+_TAIL = 0.02  # how much the mean of all ranks counts beside the objective
 
 
 @kernel
@@ -42,31 +45,38 @@ def anneal(
     best_program: Tokens,  # in and out: the best ones seen
     best_count: Indices,
     best_s: float,
-    work: Work,
+    work: Work,  # scratch: what is known of `program`
+    trial: Work,  # scratch
 ) -> float:
     """Try so many moves; the objective of the best programs (best_s if none were better)."""
     path = np.zeros((instance.ranks * program.shape[1], 2), dtype=np.int64)
-    if not evaluate(instance, program, count, work):
-        return best_s
-    value_s = objective(work, spans)
-    energy_s = _energy(work, value_s, spans)
-    steps = _critical(instance, program, count, spans, work, path)
+    ends_s = np.zeros(program.shape[1])
+    least_s = _begin(instance, program, count, work, trial)
+    energy_s, value_s = _energy(work, spans), objective(work, spans)
+    steps = _look(instance, program, count, spans, work, path)
     move = np.zeros(4, dtype=np.int64)
+    unseen = 0
     for _ in range(moves):
         _propose(instance, program, count, path, steps, move)
         rank, here, there, change = move[0], move[1], move[2], move[3]
-        if here == there and change == 0:
+        worse_s = -temperature_s * np.log(1.0 - np.random.random())
+        if change == 0:
+            there = clip(program, rank, here, there)
+            if here == there or not can_shift(instance, program, work, rank, here, there):
+                continue
+            promised_s = promise(instance, program, count, work, rank, here, there, ends_s)
+            if promised_s > value_s + worse_s + _ROUNDING * value_s:
+                continue
+        move[2] = there
+        allowed_s = energy_s + worse_s
+        if not _try(instance, program, count, work, trial, move, spans, allowed_s, least_s):
             continue
-        _apply(program, count, rank, here, there, change)
-        runs = is_legal(instance, program, count, work, rank)
-        runs = runs and evaluate(instance, program, count, work)
-        value_s = objective(work, spans)
-        now_s = _energy(work, value_s, spans)
-        if not runs or not _accepts(now_s - energy_s, temperature_s):
-            _undo(program, count, rank, here, there, change)
-            continue
-        energy_s = now_s
-        steps = _critical(instance, program, count, spans, work, path)
+        unseen += 1
+        now_s = objective(work, spans)
+        if now_s != value_s or unseen == _BLIND:
+            steps = _look(instance, program, count, spans, work, path)
+            unseen = 0
+        energy_s, value_s = _energy(work, spans), now_s
         if value_s < best_s:
             best_s = value_s
             best_program[:] = program
@@ -77,17 +87,85 @@ def anneal(
 
 
 @kernel
-def _accepts(worse_s: float, temperature_s: float) -> bool:
-    return worse_s <= 0.0 or np.random.random() < np.exp(-worse_s / temperature_s)
+def _look(
+    instance: Instance,
+    program: Tokens,
+    count: Indices,
+    spans: bool,  # noqa: FBT001
+    work: Work,
+    path: Indices,
+) -> int:
+    """Find the chain that decides the objective, and all tails anew; how many the chain has."""
+    fill_tails(instance, program, count, work, spans)
+    return _critical(instance, program, count, spans, work, path)
 
 
 @kernel
-def _energy(work: Work, value_s: float, spans: bool) -> float:  # noqa: FBT001
+def _try(
+    instance: Instance,
+    program: Tokens,
+    count: Indices,
+    work: Work,
+    trial: Work,
+    move: Indices,
+    spans: bool,  # noqa: FBT001
+    allowed_s: float,
+    least_s: float,
+) -> bool:
+    """Make a move, and take it back unless its energy is allowed."""
+    rank, here, there, change = move[0], move[1], move[2], move[3]
+    most_s = allowed_s - _TAIL * least_s
+    busy_s = trial.busy_s[rank]
+    _apply(program, count, rank, here, there, change)
+    if change == 0 or is_legal(instance, program, count, trial, rank):
+        begin = min(here, there)
+        runs = resume(instance, program, count, trial, rank, begin, most_s, spans)
+        if runs and _energy(trial, spans) <= allowed_s:
+            copy_changes(instance, trial, work)
+            is_legal(instance, program, count, work, rank)
+            return True
+        _forget(instance, work, trial)
+    trial.busy_s[rank] = busy_s
+    _undo(program, count, rank, here, there, change)
+    return False
+
+
+@kernel
+def _begin(instance: Instance, program: Tokens, count: Indices, work: Work, trial: Work) -> float:
+    """Evaluate for both, and the least that the mean of all ranks' times can be."""
+    least_s = 0.0
+    for rank in range(instance.ranks):
+        is_legal(instance, program, count, work, rank)
+        is_legal(instance, program, count, trial, rank)
+        for at in range(instance.first[rank], instance.first[rank + 1]):
+            stage = instance.own[at]
+            whole = instance.duration_s[stage * 4 + 1]
+            if instance.splits:
+                whole = min(whole, instance.duration_s[stage * 4 + 2 : stage * 4 + 4].sum())
+            whole += instance.duration_s[stage * 4] + 2 * instance.lead_s
+            least_s += instance.microbatches * whole
+    evaluate(instance, program, count, work)
+    evaluate(instance, program, count, trial)
+    return least_s / instance.ranks
+
+
+@kernel
+def _forget(instance: Instance, work: Work, trial: Work) -> None:
+    """Put back what an evaluation has changed, whether it came to its end or not."""
+    work.from_position[:] = trial.from_position
+    work.from_done[:] = trial.from_done
+    work.position[:] = trial.position
+    work.done[:2] = trial.done[:2]
+    copy_changes(instance, work, trial)
+
+
+@kernel
+def _energy(work: Work, spans: bool) -> float:  # noqa: FBT001
     """The objective, and a little of the mean of what all ranks take."""
     total_s = 0.0
     for rank in range(len(work.clock_s)):
         total_s += work.clock_s[rank] - (work.start_s[rank, 0] if spans else 0.0)
-    return value_s + _TAIL * total_s / len(work.clock_s)
+    return objective(work, spans) + _TAIL * total_s / len(work.clock_s)
 
 
 @kernel
@@ -100,7 +178,8 @@ def _critical(
     path: Indices,  # out [n, 2] rank and index, from the last one back
 ) -> int:
     """The chain of tokens that decides the objective, after an evaluation; how many there are."""
-    start_s, ready_s, place, number = work.start_s, work.ready_s, work.place, work.number
+    start_s, sent_s, place, number = work.start_s, work.sent_s, work.place, work.number
+    link, hop_s = instance.link, instance.hop_s
     duration_s, home, clock_s = instance.duration_s, instance.home, work.clock_s
     rank, worst_s = 0, -1.0
     for r in range(instance.ranks):
@@ -120,9 +199,11 @@ def _critical(
         way = 0 if kind == 0 else 1
         if kind != 3 and stage != way * (instance.stages - 1):
             microbatch = number[rank, index]
-            there_s = ready_s[way, stage, microbatch]
+            stage -= 1 - 2 * way
+            there_s = sent_s[way, stage, microbatch]
+            if link[way, stage] >= 0:
+                there_s += hop_s
             if there_s > free_s or (there_s == free_s and np.random.random() < 0.5):
-                stage -= 1 - 2 * way
                 rank, index = home[stage], place[way, stage, microbatch]
                 continue
         index -= 1
@@ -136,8 +217,9 @@ def _propose(
 ) -> None:
     """Draw a move: move[0] rank, [1] from, [2] to, [3] 1 to join I and W, 2 to split a B."""
     at = np.random.randint(steps)
-    rank, here = path[at, 0], path[at, 1]
+    rank = path[at, 0]
     length = count[rank]
+    here = min(path[at, 1], length - 1)
     move[0], move[1], move[2], move[3] = rank, here, here, 0
     luck = np.random.random()
     if luck < 0.04 and instance.splits:

@@ -56,19 +56,28 @@ class Instance(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch and results of the evaluation; see `evaluate`."""
+    """What an evaluation says of programs, and its scratch; see `evaluate`."""
 
     start_s: Floats  # [P, L]
+    idle_s: Floats  # [P, L] for how long the rank has waited, this token's wait included
     number: npt.NDArray[np.int32]  # [P, L] microbatch of a forward or backward
-    position: Indices  # [P]
-    clock_s: Floats  # [P]
+    clock_s: Floats  # [P] when each rank ends
+    busy_s: Floats  # [P] seconds of each rank's tokens, host overhead included (`is_legal`)
+    sent_s: Floats  # [2, S, M] when a stage's result is made, or its message has left
+    place: Indices  # [2, S, M] where in its program a forward, or a backward, stands
+    tail_s: Floats  # [P, L] the longest chain from a token's end to what counts (`fill_tails`)
+    live: Floats  # [P, L] what the rank holds before a token (`is_legal`, and the next two)
+    flying: npt.NDArray[np.int32]  # [P, L] before it: forwards of its stage without a backward
+    pending: npt.NDArray[np.int32]  # [P, L] before it: I of its stage without their W
+    position: Indices  # [P] how far each rank came
+    done: Indices  # [3, S] forwards, backwards, weight gradients done
+    from_position: Indices  # [P] where the evaluation began, and below with what
+    from_done: Indices  # [2, S]
+    split: Indices  # [S] how many of the backwards were I
     awaited: Indices  # [P]
     runnable: Indices  # [P]
     link_free_s: Floats  # [links]
-    done: Indices  # [3, S] forwards, backwards, weight gradients done
-    split: Indices  # [S] how many of the backwards were I
-    ready_s: Floats  # [2, S, M] when the input of a forward, or of a backward, is there
-    place: Indices  # [2, S, M] where in its program a forward, or a backward, stands
+    ready_s: Floats  # [2, S, M] when an input is there: of `construct`
 
 
 def instance_of(
@@ -105,20 +114,30 @@ def instance_of(
 
 
 def work_for(instance: Instance) -> Work:
-    """Scratch space for an instance; one search reuses it for every evaluation."""
-    ranks, stages, microbatches = instance.ranks, instance.stages, instance.microbatches
+    """Space for evaluations of an instance; one search reuses it for every one."""
+    ranks, stages = instance.ranks, instance.stages
+    tokens, cells = (ranks, longest_program(instance)), (2, stages, instance.microbatches)
     return Work(
-        start_s=np.zeros((ranks, longest_program(instance))),
-        number=np.zeros((ranks, longest_program(instance)), dtype=np.int32),
-        position=np.zeros(ranks, dtype=np.int64),
+        start_s=np.zeros(tokens),
+        idle_s=np.zeros(tokens),
+        number=np.zeros(tokens, dtype=np.int32),
         clock_s=np.zeros(ranks),
+        busy_s=np.zeros(ranks),
+        sent_s=np.zeros(cells),
+        place=np.zeros(cells, dtype=np.int64),
+        tail_s=np.zeros(tokens),
+        live=np.zeros(tokens),
+        flying=np.zeros(tokens, dtype=np.int32),
+        pending=np.zeros(tokens, dtype=np.int32),
+        position=np.zeros(ranks, dtype=np.int64),
+        done=np.zeros((3, stages), dtype=np.int64),
+        from_position=np.zeros(ranks, dtype=np.int64),
+        from_done=np.zeros((2, stages), dtype=np.int64),
+        split=np.zeros(stages, dtype=np.int64),
         awaited=np.zeros(ranks, dtype=np.int64),
         runnable=np.zeros(ranks, dtype=np.int64),
         link_free_s=np.zeros(max(1, instance.links)),
-        done=np.zeros((3, stages), dtype=np.int64),
-        split=np.zeros(stages, dtype=np.int64),
-        ready_s=np.zeros((2, stages, microbatches)),
-        place=np.zeros((2, stages, microbatches), dtype=np.int64),
+        ready_s=np.zeros(cells),
     )
 
 

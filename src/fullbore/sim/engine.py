@@ -7,6 +7,9 @@ costs the rank nothing; without, the rank stands still until its message has arr
 Compute-only schedules have their messages implied, and compute takes place at the same times as
 with sends and receives written out; so do these, but for a message that is taken before its turn
 because another one follows it on its link.
+
+OFFLOAD and RELOAD occupy the one copy channel between their rank and its host, in the order in
+which the rank comes to them; the rank goes on at once. A backward waits for its RELOAD to be over.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy.typing as npt
 
 from fullbore.cost import Costs
 from fullbore.errors import CostsError, VerificationError
-from fullbore.ir import Dependencies, FlatSchedule, Kind, Schedule, dependencies
+from fullbore.ir import COPY_KINDS, Dependencies, FlatSchedule, Kind, Schedule, dependencies
 from fullbore.sim.kernel import run_programs
 from fullbore.sim.spans import Problem, Times, lay_out
 from fullbore.timeline import Timeline
@@ -40,9 +43,10 @@ SHORTEST_S, LONGEST_S = 1e-12, 1e9
 def simulate(schedule: Schedule, costs: Costs, *, overlap: bool = True) -> Timeline:
     """Predict when each action of a schedule runs and when each message travels.
 
-    Returns a Timeline with a span for every compute action and every SEND and RECV, in the order
-    in which each rank runs them. A SEND span ends when the message has left (without overlap:
-    when it has arrived); a RECV span is the wait for a message, of no length if it was there.
+    Returns a Timeline with a span for every compute action, copy, SEND and RECV, in the order
+    in which each rank comes to them. A copy's span is the time in which it has the channel. A SEND
+    span ends when the message has left (without overlap: when it has arrived); a RECV span is the
+    wait for a message, of no length if it was there.
     Raises CostsError where `costs` do not fit the schedule or the step would last less than a
     picosecond (but for 0) or more than 30 years, VerificationError where it cannot run.
     """
@@ -53,8 +57,8 @@ def simulate(schedule: Schedule, costs: Costs, *, overlap: bool = True) -> Timel
 
 
 def _state(schedule: Schedule, costs: Costs) -> Problem:
-    flat = schedule.flat()
-    deps = dependencies(schedule)
+    flat, deps = schedule.flat(), dependencies(schedule)
+    duration_s = _durations(schedule, flat, costs)
     _refuse_gaps(flat, deps, schedule.stages)
     remote = np.flatnonzero(deps.value >= 0)
     remote = remote[flat.rank[remote] != flat.rank[deps.value[remote]]]
@@ -64,15 +68,47 @@ def _state(schedule: Schedule, costs: Costs) -> Problem:
     used = np.zeros(schedule.ranks**2, dtype=np.bool_)
     used[pair[reader >= 0]] = True
     number = np.cumsum(used) - 1
+    links, copies = int(used.sum()), np.isin(flat.kind, COPY_KINDS)
+    link = np.where(reader >= 0, number[pair], -1)
+    link[copies] = links + flat.rank[copies]
     return Problem(
         flat=flat,
         provider=deps.value,
+        reload=_reloads(flat, deps),
         reader=reader,
-        link=np.where(reader >= 0, number[pair], -1),
-        links=int(used.sum()),
-        duration_s=_durations(schedule, flat, costs),
-        lead_s=np.where(flat.kind < Kind.SEND_F, costs.overhead_s, 0.0),
+        link=link,
+        links=links + schedule.ranks,
+        occupancy_s=_occupancies(schedule, flat, copies, costs),
+        duration_s=duration_s,
+        lead_s=np.where(flat.kind < Kind.OFFLOAD, costs.overhead_s, 0.0),
     )
+
+
+def _reloads(flat: FlatSchedule, deps: Dependencies) -> Indices:
+    """The RELOAD [N] that an action waits for, or -1."""
+    has = (deps.stored >= 0) & (flat.kind[deps.stored] == Kind.RELOAD)
+    return np.where(has, deps.stored, -1)
+
+
+def _occupancies(
+    schedule: Schedule, flat: FlatSchedule, copies: npt.NDArray[np.bool_], costs: Costs
+) -> Floats:
+    """How long each action [N] keeps its link or copy channel busy, of a slice its share."""
+    occupancy_s = np.full(len(flat.kind), costs.occupancy_s)
+    if copies.any():
+        table = [
+            [seconds(stage) for stage in range(len(costs.stages))]
+            for seconds in (costs.offload_s, costs.reload_s)
+        ]
+        asked = np.array([[np.nan if s is None else s for s in row] for row in table])
+        occupancy_s[copies] = asked[flat.kind[copies] - Kind.OFFLOAD, flat.stage[copies]]
+        unknown = np.flatnonzero(np.isnan(occupancy_s))
+        if len(unknown):
+            raise CostsError(
+                f"the schedule has {flat.action(int(unknown[0]))}, and nothing says how long that "
+                "takes: give offload_s a stage, or activation_bytes and offload_bytes_per_s"
+            )
+    return occupancy_s / schedule.slices
 
 
 def _refuse_gaps(flat: FlatSchedule, deps: Dependencies, stages: int) -> None:
@@ -81,7 +117,7 @@ def _refuse_gaps(flat: FlatSchedule, deps: Dependencies, stages: int) -> None:
     backward = (kind == Kind.B) | (kind == Kind.I)
     needs_value = (kind >= Kind.SEND_F) | ((kind == Kind.F) & (stage > 0))
     needs_value |= backward & (stage < stages - 1)
-    needs_stored = backward | (kind == Kind.W) | (kind == Kind.R)
+    needs_stored = (kind > Kind.F) & (kind < Kind.SEND_F)
     position = np.arange(len(kind))
     late = (needs_stored & (deps.stored >= position)) | (deps.carried >= position)
     wrong = (needs_value & (deps.value < 0)) | (needs_stored & (deps.stored < 0)) | late
@@ -122,8 +158,10 @@ def _run(schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool) 
     arrays = {
         "offsets": problem.flat.offsets,
         "provider": problem.provider,
+        "reload": problem.reload,
         "reader": problem.reader,
         "link": problem.link,
+        "occupancy_s": problem.occupancy_s,
         "duration_s": problem.duration_s,
         "lead_s": problem.lead_s,
         "reached_s": np.zeros(actions),
@@ -137,12 +175,11 @@ def _run(schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool) 
         "link_free_s": np.zeros(problem.links),
         "runnable": np.zeros(ranks, dtype=np.int64),
     }
-    rates = {"occupancy_s": costs.occupancy_s / schedule.slices, "hop_s": costs.hop_s}
     if actions >= COMPILE_FROM_ACTIONS:
-        _compiled()(**arrays, **rates, blocking=blocking)
+        _compiled()(**arrays, hop_s=costs.hop_s, blocking=blocking)
     else:
         lists = {name: array.tolist() for name, array in arrays.items()}
-        run_programs(**lists, **rates, blocking=blocking)
+        run_programs(**lists, hop_s=costs.hop_s, blocking=blocking)
         arrays = {name: np.array(lists[name]) for name in ("position", *Times.__slots__)}
     _refuse_deadlock(problem.flat, arrays["position"])
     return Times(**{name: arrays[name] for name in Times.__slots__})

@@ -1,8 +1,9 @@
 """The event engine: runs the programs of all ranks against the clock, in time linear in actions.
 
-Programs fix the order on every rank, and a directed link belongs to the one rank that sends on it.
-So nothing ever competes, and no heap of events is needed: each rank runs until it waits for
-something that is not there yet, and whoever makes it wakes the rank up again.
+Programs fix the order on every rank, and a directed link belongs to the one rank that sends on it,
+as the channel to its host does. So nothing ever competes, and no heap of events is needed: each
+rank runs until it waits for something that is not there yet, and whoever makes it wakes the rank
+up again.
 
 The function below is plain Python over indexable things. Small schedules run it on lists as it
 stands; large ones run it through numba, on arrays (see `engine`). It must stay within what numba
@@ -19,11 +20,12 @@ __all__ = ["run_programs"]
 def run_programs(
     offsets: Any,  # [P + 1] where each rank's actions begin
     provider: Any,  # [N] the action that hands over the input, or -1
+    reload: Any,  # [N] the copy of its own rank that must be over, or -1
     reader: Any,  # [N] the other rank that takes the result as a message, or -1
-    link: Any,  # [N] the directed link which that message travels on, or -1
+    link: Any,  # [N] the directed link which that message, or channel which a copy takes, or -1
+    occupancy_s: Any,  # [N] time for which the message or the copy keeps it busy
     duration_s: Any,  # [N]
     lead_s: Any,  # [N] host time before the action
-    occupancy_s: float,  # time for which a message keeps its link busy
     hop_s: float,  # latency of a message, after it has left
     blocking: bool,  # noqa: FBT001 (numba has no keyword-only): senders wait for the arrival
     reached_s: Any,  # out [N] when the rank came to the action, ready to wait for its input
@@ -56,20 +58,28 @@ def run_programs(
             reached_s[index] = now
             if source >= 0 and usable_s[source] > now:
                 now = usable_s[source]
+            if reload[index] >= 0 and usable_s[reload[index]] > now:
+                now = usable_s[reload[index]]
             now += lead_s[index]
             start_s[index] = now
             now += duration_s[index]
             end_s[index] = now
             usable = now
+            other = reader[index]
             if link[index] >= 0:
-                left = max(now, link_free_s[link[index]]) + occupancy_s
+                entered = max(now, link_free_s[link[index]])
+                left = entered + occupancy_s[index]
                 link_free_s[link[index]] = left
                 left_s[index] = left
-                usable = left + hop_s
-                if blocking:
-                    now = usable
+                if other < 0:  # a copy
+                    usable = left
+                    start_s[index] = entered
+                    end_s[index] = left
+                else:
+                    usable = left + hop_s
+                    if blocking:
+                        now = usable
             usable_s[index] = usable
-            other = reader[index]
             if other >= 0 and awaited[other] == index:
                 awaited[other] = -1
                 runnable[waiting] = other

@@ -22,9 +22,11 @@ class Problem:
 
     flat: FlatSchedule
     provider: Indices
+    reload: Indices
     reader: Indices
     link: Indices
     links: int
+    occupancy_s: Floats
     duration_s: Floats
     lead_s: Floats
 
@@ -43,7 +45,7 @@ class Times:
 def lay_out(schedule: Schedule, problem: Problem, times: Times, *, overlap: bool) -> Timeline:
     """The spans of all actions, written-out and implied messages alike, as each rank runs them."""
     flat, kind = problem.flat, problem.flat.kind
-    compute, has_message = kind < Kind.SEND_F, problem.link >= 0
+    compute, has_message = kind < Kind.OFFLOAD, problem.reader >= 0
     remote = (problem.provider >= 0) & (flat.rank != flat.rank[problem.provider])
     receives = np.flatnonzero(compute & remote)
     sends = np.flatnonzero(compute & has_message)
@@ -54,7 +56,7 @@ def lay_out(schedule: Schedule, problem: Problem, times: Times, *, overlap: bool
     sent_s = times.left_s if overlap else times.usable_s
     is_receive = (kind == Kind.RECV_F) | (kind == Kind.RECV_B)
     start_s = np.where(is_receive, times.reached_s, times.start_s)[source]
-    end_s = np.where(~compute & has_message, sent_s, times.end_s)[source]
+    end_s = np.where((kind >= Kind.SEND_F) & has_message, sent_s, times.end_s)[source]
     start_s[own[receives] - 1] = times.reached_s[receives]
     end_s[own[receives] - 1] = np.maximum(
         times.reached_s[receives], times.usable_s[problem.provider[receives]]

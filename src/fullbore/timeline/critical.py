@@ -1,9 +1,10 @@
 """The critical path: the chain of actions that decided how long the step took.
 
 Walk back from the last compute action, each time to whatever the action had to wait for longest:
-the rank's previous action, or the message that it took. What shortens nothing on this path
-shortens nothing at all. A timeline's spans in order are programs with sends and receives, so the
-dependencies are those of `fullbore.ir`, and simulated and measured timelines are treated alike.
+the rank's previous action, the message that it took, or the copy from the host. What shortens
+nothing on this path shortens nothing at all. A timeline's spans in order are programs with sends
+and receives, so the dependencies are those of `fullbore.ir`, and simulated and measured timelines
+are treated alike.
 """
 
 from __future__ import annotations
@@ -61,12 +62,29 @@ def _causes(timeline: Timeline, schedule: Schedule) -> Indices:
     queued[queued] = _after(timeline, timeline.end_s[before[queued]], timeline.start_s[queued])
     cause[queued] = before[queued]
 
-    direct = ~receive & ~send & (deps.value != _NONE)
+    copy = timeline.is_copy
+    before = _last(timeline.rank, copy)
+    queued = copy & (before != _NONE)
+    queued[queued] = timeline.end_s[before[queued]] > _ends(timeline, cause[queued])
+    cause[queued] = before[queued]
+
+    direct = timeline.is_compute & (deps.value != _NONE)
     direct[direct] = timeline.rank[deps.value[direct]] != timeline.rank[direct]
-    known_end_s = np.where(cause == _NONE, -np.inf, timeline.end_s[cause])
-    direct[direct] = timeline.end_s[deps.value[direct]] > known_end_s[direct]
+    direct[direct] = timeline.end_s[deps.value[direct]] > _ends(timeline, cause[direct])
     cause[direct] = deps.value[direct]
+
+    reloaded = timeline.is_compute & (deps.stored != _NONE)
+    reloaded[reloaded] = timeline.kind[deps.stored[reloaded]] == Kind.RELOAD
+    reloaded[reloaded] = _after(
+        timeline, timeline.end_s[deps.stored[reloaded]], _ends(timeline, cause[reloaded])
+    )
+    cause[reloaded] = deps.stored[reloaded]
     return cause
+
+
+def _ends(timeline: Timeline, spans: Indices) -> Floats:
+    """When these spans ended, -inf for none."""
+    return np.where(spans == _NONE, -np.inf, timeline.end_s[spans])
 
 
 def _as_run(timeline: Timeline, schedule: Schedule) -> Schedule:
@@ -96,15 +114,16 @@ def _after(timeline: Timeline, later_s: Floats, sooner_s: Floats) -> Mask:
 def _previous(timeline: Timeline) -> Indices:
     """For each span [n] the last one before it that kept its rank from going on, or -1.
 
-    Sends do so only where every single one was over before its rank went on.
+    Copies never do. Sends do so only where every single one was over before its rank went on.
     """
-    send = _is_send(timeline)
-    following = _last(timeline.rank[::-1], ~send[::-1])[::-1]
+    send, copy = _is_send(timeline), timeline.is_copy
+    goes_on = ~send & ~copy
+    following = _last(timeline.rank[::-1], goes_on[::-1])[::-1]
     following = np.where(following == _NONE, _NONE, len(send) - 1 - following)
     watched = send & (following != _NONE) & (timeline.end_s > timeline.start_s)
     overlapped = _after(timeline, timeline.end_s[watched], timeline.start_s[following[watched]])
     blocking = bool(watched.any()) and not overlapped.any()
-    return _last(timeline.rank, ~send | blocking)
+    return _last(timeline.rank, goes_on | (send & blocking))
 
 
 def _last(group: npt.NDArray[np.integer], chosen: Mask) -> Indices:

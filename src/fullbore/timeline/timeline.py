@@ -33,9 +33,11 @@ class Timeline:
     """Spans of all ranks as arrays of one length [n], sorted by rank, then as the rank ran them.
 
     Times are seconds on one clock for all ranks, 0 where the step began. Compute spans of a rank
-    do not overlap. A RECV span lasts from beginning to wait for a message until it was there; a
-    SEND span from handing it over until it has left (simulated, or measured with blocking sends)
-    or until the rank may go on (measured, with sends that overlap: gloo does not tell more).
+    do not overlap. OFFLOAD and RELOAD spans stand where the rank came to them and last as long as
+    their copies, one after the other, while the rank goes on. A RECV span lasts from beginning to
+    wait for a message until it was there; a SEND span from handing it over until it has left
+    (simulated, or measured with blocking sends) or until the rank may go on (measured, with sends
+    that overlap: gloo does not tell more).
     """
 
     source: Literal["simulated", "measured"]
@@ -67,7 +69,12 @@ class Timeline:
     @property
     def is_compute(self) -> npt.NDArray[np.bool_]:
         """Which spans [n] are compute (F, B, I, W, R)."""
-        return self.kind < Kind.SEND_F
+        return self.kind < Kind.OFFLOAD
+
+    @property
+    def is_copy(self) -> npt.NDArray[np.bool_]:
+        """Which spans [n] are copies between a rank and its host (OFFLOAD, RELOAD)."""
+        return (self.kind >= Kind.OFFLOAD) & (self.kind < Kind.SEND_F)
 
     @property
     def makespan_s(self) -> float:

@@ -47,6 +47,7 @@ class Stepped:
     stage_activation_bytes: tuple[int, ...] | None
     stage_held_bytes: tuple[int, ...] | None
     stage_input_bytes: tuple[int, ...] | None
+    stage_offload_bytes: tuple[int, ...] | None = None
 
 
 class Runner(Protocol):
@@ -187,5 +188,6 @@ def measure(
         stage_activation_bytes=measured[-1].stage_activation_bytes,
         stage_held_bytes=measured[-1].stage_held_bytes,
         stage_input_bytes=measured[-1].stage_input_bytes,
+        stage_offload_bytes=measured[-1].stage_offload_bytes,
         complete=complete,
     )

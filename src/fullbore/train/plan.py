@@ -79,7 +79,7 @@ def make_plan(settings: TrainSettings, folder: Path, *, schedule: Schedule | Non
     costs = piece_costs(whole, anatomy, seq_length=settings.seq_length)
     if schedule is None:
         shape = settings.shape(anatomy.layers)
-        schedule, layers = shape.build(), shape.layers
+        schedule, layers = settings.placed(shape.build()), shape.layers
     else:
         layers = settings.stage_layers
     return Plan(

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fullbore.errors import ConfigError
+from fullbore.ir import Schedule
 from fullbore.megatron import (
     PipelineShape,
     choose_schedule,
@@ -25,6 +26,7 @@ from fullbore.megatron import (
     count_virtual_stages,
     split_layers,
 )
+from fullbore.passes import offload
 from fullbore.schedules import FAMILIES
 
 __all__ = ["TrainSettings", "flag", "read_config"]
@@ -66,6 +68,8 @@ class TrainSettings(BaseModel):
     recompute_granularity: Literal["full", "selective"] | None = None
     recompute_method: Literal["uniform", "block"] | None = None
     recompute_num_layers: int | None = Field(default=None, ge=1)
+    offload: int | None = Field(default=None, ge=1)
+    offload_ahead: int | None = Field(default=None, ge=0)
 
     micro_batch_size: int = 1
     global_batch_size: int | None = 8
@@ -143,6 +147,13 @@ class TrainSettings(BaseModel):
         if self.recompute_method == "block" and self.recompute_num_layers is not None:
             return self.recompute_num_layers
         return "full"
+
+    def placed(self, schedule: Schedule) -> Schedule:
+        """A schedule with the copies to the host that are asked for; see docs/offload.md."""
+        if self.offload is None:
+            return schedule
+        ahead = 1 if self.offload_ahead is None else self.offload_ahead
+        return offload(schedule, away=self.offload, ahead=ahead)
 
     def shape(self, layers: int | None = None) -> PipelineShape:
         """The pipeline that is asked for; layers: those of the model, where they are known (layers
@@ -299,6 +310,13 @@ class TrainSettings(BaseModel):
             )
         if method == "block" and self.recompute_num_layers is None:
             raise ConfigError("--recompute-method block needs --recompute-num-layers")
+        if self.offload is not None and self.recomputation == "full":
+            raise ConfigError(
+                "--offload has nothing to send to the host where --recompute full keeps nothing: "
+                "give up one of them, or --recompute a number of blocks a stage"
+            )
+        if self.offload is None and self.offload_ahead is not None:
+            raise ConfigError("--offload-ahead says when what --offload sends away comes back")
 
 
 def read_config(path: str | PathLike[str]) -> dict[str, Any]:

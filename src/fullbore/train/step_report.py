@@ -32,3 +32,4 @@ class StepReport:
     stage_activation_bytes: tuple[int, ...] | None
     stage_held_bytes: tuple[int, ...] | None
     stage_input_bytes: tuple[int, ...] | None
+    stage_offload_bytes: tuple[int, ...] | None

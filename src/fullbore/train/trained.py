@@ -89,6 +89,7 @@ class TrainedRunner:
             stage_activation_bytes=report.stage_activation_bytes,
             stage_held_bytes=report.stage_held_bytes,
             stage_input_bytes=report.stage_input_bytes,
+            stage_offload_bytes=report.stage_offload_bytes,
         )
 
     def close(self) -> None:

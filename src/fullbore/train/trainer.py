@@ -394,4 +394,5 @@ class Trainer:
             stage_activation_bytes=result.stage_activation_bytes,
             stage_held_bytes=result.stage_held_bytes,
             stage_input_bytes=result.stage_input_bytes,
+            stage_offload_bytes=result.stage_offload_bytes,
         )

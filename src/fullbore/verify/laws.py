@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-from fullbore.ir import Kind
+from fullbore.ir import COMPUTE_KINDS, COPY_KINDS, Kind
 from fullbore.verify.case import Case
 from fullbore.verify.violation import Finding
 
@@ -53,8 +54,11 @@ def _of_copy(case: Case, index: int) -> str:
 
 
 def complete(case: Case) -> Iterator[Finding]:
-    """Every stage and microbatch has one F, one B or one I and one W, and at most one R."""
-    for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R):
+    """Every stage and microbatch has one F, one B or one I and one W, and at most one R.
+
+    Instead of an R it may have one OFFLOAD and one RELOAD.
+    """
+    for kind in (*COMPUTE_KINDS, *COPY_KINDS):
         for index in case.repeated(kind).tolist():
             yield case.at(index, detail="occurs a second time", remedy="delete one of the two")
     for stage, microbatch in np.argwhere(case.counts(Kind.F) == 0).tolist():
@@ -62,13 +66,17 @@ def complete(case: Case) -> Iterator[Finding]:
     whole, inputs, weights = (case.counts(kind) > 0 for kind in (Kind.B, Kind.I, Kind.W))
     for stage, microbatch in np.argwhere(~(whole | inputs | weights)).tolist():
         yield case.missing(Kind.B, stage, microbatch, why="there is neither a B nor an I and a W")
-    for kind, other, present, absent in (
-        (Kind.I, Kind.W, weights, inputs),
-        (Kind.W, Kind.I, inputs, weights),
+    away, back = (case.counts(kind) > 0 for kind in COPY_KINDS)
+    for kind, other, needs_it in (
+        (Kind.I, Kind.W, weights & ~inputs & ~whole),
+        (Kind.W, Kind.I, inputs & ~weights & ~whole),
+        (Kind.OFFLOAD, Kind.RELOAD, back & ~away),
+        (Kind.RELOAD, Kind.OFFLOAD, away & ~back),
     ):
-        for stage, microbatch in np.argwhere(present & ~absent & ~whole).tolist():
+        for stage, microbatch in np.argwhere(needs_it).tolist():
             yield case.missing(kind, stage, microbatch, why=f"{other.name} is there without it")
     yield from _twice_backward(case)
+    yield from _both_made_again_and_brought_back(case, away | back)
 
 
 def _twice_backward(case: Case) -> Iterator[Finding]:
@@ -81,6 +89,21 @@ def _twice_backward(case: Case) -> Iterator[Finding]:
             index,
             detail=f"{flat.stage[index]}B{flat.microbatch[index]}, a whole backward, is there too",
             remedy="delete one: either B, or I and W",
+        )
+
+
+def _both_made_again_and_brought_back(
+    case: Case, copied: npt.NDArray[np.bool_]
+) -> Iterator[Finding]:
+    """An R beside an OFFLOAD or RELOAD; copied: [S, M], where there is one of these."""
+    flat = case.flat
+    again = flat.kind == Kind.R
+    beside = copied[flat.stage[again], flat.microbatch[again]]
+    for index in np.flatnonzero(again)[beside].tolist():
+        yield case.at(
+            index,
+            detail="the same activations leave for the host, or come back from it, too",
+            remedy="delete one: either R, or OFFLOAD and RELOAD",
         )
 
 
@@ -105,13 +128,15 @@ def live_activations(case: Case) -> Iterator[Finding]:
 
     A stage and microbatch is live from its F until its B (or W) is done and counts P/S, in
     microbatches x 1/P of the model; where there is an R, only from there, since what the forward
-    keeps for it is little. A rank does one thing at a time, so its program alone decides this.
+    keeps for it is little; and not from its OFFLOAD to its RELOAD. A rank does one thing at a
+    time, so its program alone decides this, but for copies, which are taken to be done at once
+    here: while one lasts, what it moves is in memory too (`timeline.live_curves` says how much).
     """
     if case.peak_limits is None:
         return
     flat, schedule = case.flat, case.schedule
     unit = schedule.activation_unit
-    counts = {Kind.F: 1, Kind.R: 1, Kind.B: -1, Kind.W: -1}
+    counts = {Kind.F: 1, Kind.R: 1, Kind.RELOAD: 1, Kind.B: -1, Kind.W: -1, Kind.OFFLOAD: -1}
     change = np.array([counts.get(kind, 0) for kind in Kind])[flat.kind]
     again = case.counts(Kind.R)[flat.stage, flat.microbatch] > 0
     change[again & (flat.kind == Kind.F)] = 0

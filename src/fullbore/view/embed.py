@@ -21,7 +21,12 @@ from fullbore.view.units import TimeUnit
 
 __all__ = ["embed_report"]
 
-_RECEIVES = (Kind.RECV_F, Kind.RECV_B)
+_LANES = {  # of the thin ones beneath a rank, from above; sends have the first
+    Kind.RECV_F: 1,
+    Kind.RECV_B: 1,
+    Kind.OFFLOAD: 2,
+    Kind.RELOAD: 2,
+}
 
 
 def embed_report(panels: Sequence[Panel], unit: TimeUnit) -> dict[str, Any]:
@@ -30,8 +35,7 @@ def embed_report(panels: Sequence[Panel], unit: TimeUnit) -> dict[str, Any]:
         "extent_s": extent_s(tuple(panels)),
         "unit": {"symbol": unit.symbol, "seconds": unit.seconds},
         "kinds": [
-            {"name": kind.name, "label": LABELS[kind], "receives": kind in _RECEIVES}
-            for kind in Kind
+            {"name": kind.name, "label": LABELS[kind], "lane": _LANES.get(kind, 0)} for kind in Kind
         ],
         "panels": [_panel(panel) for panel in panels],
     }
@@ -51,6 +55,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "colors": colors,
         "inks": [[ink(color) for color in row] for row in colors],
         "compute": _lane(timeline, chunk, compute),
+        "lanes": 3 if timeline.is_copy.any() else 2,
         "communication": None if compute.all() else _lane(timeline, chunk, ~compute),
         "curve": {"name": panel.curve_name, "unit": panel.curve_unit},
         "curves": [

@@ -18,9 +18,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fullbore.ir import COMPUTE_KINDS, Kind
+from fullbore.ir import COMPUTE_KINDS, COPY_KINDS, Kind
 from fullbore.view.embed import embed_report
-from fullbore.view.palette import LABELS, shade
+from fullbore.view.palette import LABELS, shade, shades_of
 from fullbore.view.panel import Panel, chunk_of_span, extent_s
 from fullbore.view.units import TimeUnit, amount, time_unit
 
@@ -35,7 +35,8 @@ _HELP = (
     "Wheel, pinch, the buttons or the keys + and − zoom; drag or ← and → pan; 0 shows everything "
     "again (click a chart first to use keys). Point at an action, or tap it, for its exact times: "
     "its microbatch is outlined on every rank, and panels of the same schedule show theirs. "
-    "Thin lanes beneath a rank: sends above, waits for messages below. "
+    "Thin lanes beneath a rank: sends above, waits for messages below, then copies to the host and "
+    "back, where there are any. "
     "The violet area: what the rank holds, all ranks of a panel to one scale."
 )
 
@@ -166,12 +167,11 @@ def _toolbar(panels: Sequence[Panel]) -> str:
 def _legend(panels: Sequence[Panel]) -> str:
     chunks = max(int(chunk_of_span(panel.timeline).max(initial=0)) + 1 for panel in panels)
     present = set(np.unique(np.concatenate([panel.timeline.kind for panel in panels])).tolist())
-    ends = (0,) if chunks == 1 else (0, chunks - 1)
-    entries = []
-    for kind in COMPUTE_KINDS:
-        if kind in present:
-            colors = [shade(kind, chunk=chunk, chunks=chunks) for chunk in ends]
-            entries.append(_swatch(colors, LABELS[kind]))
+    entries = [
+        _swatch(shades_of(kind, chunks), LABELS[kind])
+        for kind in (*COMPUTE_KINDS, *COPY_KINDS)
+        if kind in present
+    ]
     entries.append(_swatch(["var(--idle)"], "idle"))
     for label, kinds in _MESSAGES.items():
         if present.intersection(kinds):

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from fullbore.ir import Kind
 
-__all__ = ["CURVE", "IDLE_DARK", "IDLE_LIGHT", "IDLE_TERMINAL", "LABELS", "ink", "rgb", "shade"]
+__all__ = [
+    "CURVE",
+    "IDLE_DARK",
+    "IDLE_LIGHT",
+    "IDLE_TERMINAL",
+    "LABELS",
+    "ink",
+    "rgb",
+    "shade",
+    "shades_of",
+]
 
 _HUES = {
     Kind.F: "#2f6bd0",
@@ -16,6 +26,8 @@ _HUES = {
     Kind.I: "#c2336f",
     Kind.W: "#177f5e",
     Kind.R: "#9159e6",
+    Kind.OFFLOAD: "#5f6410",
+    Kind.RELOAD: "#a8a32a",
     Kind.SEND_F: "#2f6bd0",
     Kind.RECV_F: "#7fa6e6",
     Kind.SEND_B: "#e07b1f",
@@ -27,6 +39,8 @@ LABELS = {
     Kind.I: "backward, input gradient",
     Kind.W: "backward, weight gradient",
     Kind.R: "recomputation of a forward",
+    Kind.OFFLOAD: "copy to the host",
+    Kind.RELOAD: "copy back from the host",
     Kind.SEND_F: "send of an activation",
     Kind.RECV_F: "wait for an activation",
     Kind.SEND_B: "send of a gradient",
@@ -40,11 +54,17 @@ _DARK_INK, _LIGHT_INK = "#0d1520", "#ffffff"
 
 def shade(kind: Kind, *, chunk: int, chunks: int) -> str:
     """The colour "#rrggbb" of a kind in a rank's chunk-th stage of `chunks`."""
-    if kind >= Kind.SEND_F or chunks <= 1:
+    if kind >= Kind.OFFLOAD or chunks <= 1:
         return _HUES[kind]
     share = _LIGHTEST * chunk / (chunks - 1)
     mixed = (round(part + (255 - part) * share) for part in rgb(_HUES[kind]))
     return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
+def shades_of(kind: Kind, chunks: int) -> list[str]:
+    """The two ends of a kind's shades for a legend, or the one colour that it has."""
+    ends = [shade(kind, chunk=chunk, chunks=chunks) for chunk in (0, chunks - 1)]
+    return list(dict.fromkeys(ends))
 
 
 def ink(ground: str) -> str:

@@ -1,8 +1,8 @@
 """Panels as a Perfetto trace (TrackEvent protobuf), for ui.perfetto.dev and its SQL.
 
-A process a rank; beneath it compute, communication and live activations, each on a track of its
-own. Events are named as actions everywhere, their category is the kind, and stage and microbatch
-are debug annotations. Perfetto's JSON import is legacy and is not written.
+A process a rank; beneath it compute, communication, copies to the host and live activations, each
+on a track of its own. Events are named as actions everywhere, their category is the kind, and stage
+and microbatch are debug annotations. Perfetto's JSON import is legacy and is not written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fullbore.view.panel import BYTES, Panel
 __all__ = ["render"]
 
 _SEQUENCE = 1  # all packets are of one writer
-_COMPUTE, _COMMUNICATION = "compute", "communication"
+_COMPUTE, _COMMUNICATION, _COPIES = "compute", "communication", "copies"
 
 
 def render(panels: Sequence[Panel]) -> bytes:
@@ -47,12 +47,16 @@ def _rank(writer: _Writer, panel: Panel, rank: int, *, title: str) -> None:
     compute = np.flatnonzero((timeline.rank == rank) & timeline.is_compute)
     track = writer.child(process, _COMPUTE, order=0)
     writer.spans(track, panel, compute)
-    messages = np.flatnonzero((timeline.rank == rank) & ~timeline.is_compute)
+    messages = np.flatnonzero((timeline.rank == rank) & (timeline.kind >= Kind.SEND_F))
     for row in _rows(timeline.start_s[messages], timeline.end_s[messages]):
         track = writer.child(process, _COMMUNICATION, order=1)
         writer.spans(track, panel, messages[row])
+    copies = np.flatnonzero((timeline.rank == rank) & timeline.is_copy)
+    if len(copies):
+        track = writer.child(process, _COPIES, order=2)
+        writer.spans(track, panel, copies)
     if panel.curves:
-        track = writer.child(process, panel.curve_name, order=2)
+        track = writer.child(process, panel.curve_name, order=3)
         writer.curve(track, panel.curves[rank], unit=panel.curve_unit)
 
 

@@ -23,7 +23,7 @@ Integers = npt.NDArray[np.int64]
 
 __all__ = ["Bar", "Rows", "rows"]
 
-_KINDS = 4  # of compute
+_KINDS = len(Kind)
 _STRENGTHS = 4  # in how many steps the filling of a merged column is drawn
 _COARSE = 16  # step of a merged column's red, green and blue, so that neighbours can be one bar
 
@@ -54,8 +54,17 @@ class Rows:
     chunks: int
 
 
-def rows(timeline: Timeline, *, columns: int, columns_per_s: float) -> Rows:
-    """The compute spans of every rank as bars on `columns` columns, 0 s at column 0."""
+def rows(
+    timeline: Timeline,
+    *,
+    columns: int,
+    columns_per_s: float,
+    chosen: npt.NDArray[np.bool_] | None = None,
+) -> Rows:
+    """Spans of every rank as bars on `columns` columns, 0 s at column 0.
+
+    chosen: which [n], of which those of one rank must not overlap; compute if not given.
+    """
     chunk = chunk_of_span(timeline)
     chunks = int(chunk.max(initial=0)) + 1
     look = timeline.kind.astype(np.int64) + _KINDS * chunk
@@ -64,11 +73,11 @@ def rows(timeline: Timeline, *, columns: int, columns_per_s: float) -> Rows:
         for part in range(chunks)
         for kind in range(_KINDS)
     )
-    compute = np.flatnonzero(timeline.is_compute)
-    bounds = np.searchsorted(timeline.rank[compute], np.arange(timeline.ranks + 1))
+    drawn = np.flatnonzero(timeline.is_compute if chosen is None else chosen)
+    bounds = np.searchsorted(timeline.rank[drawn], np.arange(timeline.ranks + 1))
     bars = []
     for first, last in pairwise(bounds.tolist()):
-        spans = compute[first:last]
+        spans = drawn[first:last]
         left = timeline.start_s[spans] * columns_per_s
         right = timeline.end_s[spans] * columns_per_s
         wide = right - left >= 1.0 - 1e-9

@@ -1,8 +1,9 @@
 """A still picture of panels as SVG, for papers, READMEs and chat windows.
 
 Plain shapes and one style sheet: colours follow the reader's light or dark scheme where the
-viewer knows schemes, and are those for light ground elsewhere. Sends and receives are left out;
-the HTML report has them. Actions too short for the picture are merged, see `raster`.
+viewer knows schemes, and are those for light ground elsewhere. Copies to the host and back have a
+thin lane beneath their rank. Sends and receives are left out; the HTML report has them. Actions
+too short for the picture are merged, see `raster`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from fullbore.ir import Kind
 from fullbore.timeline import Curve
-from fullbore.view.palette import CURVE, IDLE_DARK, IDLE_LIGHT, LABELS, ink, shade
+from fullbore.view.palette import CURVE, IDLE_DARK, IDLE_LIGHT, LABELS, ink, shades_of
 from fullbore.view.panel import Panel, extent_s
 from fullbore.view.raster import Bar, Rows, rows
 from fullbore.view.units import TimeUnit, amount, ticks, time_unit
@@ -47,7 +48,7 @@ text {{ font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, san
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """The time axis common to all panels, and the heights of a rank's bar and curve.
+    """The time axis common to all panels, and the heights of a rank's bar, curve and thin lane.
 
     column_px: the width below which bars are merged.
     """
@@ -57,13 +58,18 @@ class _Scale:
     extent_s: float
     bar_px: int
     curve_px: int
+    lane_px: int
     unit: TimeUnit
 
     def x(self, time_s: float) -> float:
         return _GUTTER + self.plot_px * time_s / self.extent_s
 
     def row_px(self, panel: Panel) -> int:
-        return self.bar_px + (self.curve_px + 2 if panel.curves else 0) + 4
+        return self.copies_px(panel) + self.bar_px + (self.curve_px + 2 if panel.curves else 0) + 4
+
+    def copies_px(self, panel: Panel) -> int:
+        """The height of the lane for copies, where there are any."""
+        return self.lane_px + 1 if panel.timeline.is_copy.any() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,7 @@ class _Plot:
 
     panel: Panel
     laid: Rows
+    copies: Rows
     scale: _Scale
     end_px: float
     peak: float
@@ -89,18 +96,17 @@ def render(panels: Sequence[Panel], *, width_px: int = 1200) -> str:
         extent_s=extent,
         bar_px=22 if most_ranks <= 16 else 14 if most_ranks <= 64 else 8,
         curve_px=18 if most_ranks <= 16 else 10 if most_ranks <= 64 else 6,
+        lane_px=6 if most_ranks <= 16 else 4 if most_ranks <= 64 else 2,
         unit=time_unit(extent),
     )
     body: list[str] = []
     y, chunks, kinds = float(_MARGIN), 1, set[int]()
     for panel in panels:
-        columns = math.ceil(plot_px / scale.column_px)
-        per_s = plot_px / scale.column_px / scale.extent_s
-        laid = rows(panel.timeline, columns=columns, columns_per_s=per_s)
-        body += _panel(_plot(panel, laid, scale), y)
+        plot = _plot(panel, scale)
+        body += _panel(plot, y)
         y += _height_px(panel, scale)
-        chunks = max(chunks, laid.chunks)
-        kinds |= {int(kind) for kind in np.unique(panel.timeline.kind[panel.timeline.is_compute])}
+        chunks = max(chunks, plot.laid.chunks)
+        kinds |= set(panel.timeline.kind[panel.timeline.kind < Kind.SEND_F].tolist())
     curves = dict.fromkeys(f"{p.curve_name}, {p.curve_unit}" for p in panels if p.curves)
     body += _legend([Kind(kind) for kind in sorted(kinds)], chunks, list(curves), y)
     return _document(panels, body, width_px=width_px, height_px=y + _LEGEND)
@@ -123,11 +129,15 @@ def _height_px(panel: Panel, scale: _Scale) -> int:
     return _TITLE + facts + panel.timeline.ranks * scale.row_px(panel) + _AXIS + _GAP
 
 
-def _plot(panel: Panel, laid: Rows, scale: _Scale) -> _Plot:
+def _plot(panel: Panel, scale: _Scale) -> _Plot:
     peaks = [float(curve.values.max(initial=0.0)) for curve in panel.curves]
+    columns = math.ceil(scale.plot_px / scale.column_px)
+    per_s = scale.plot_px / scale.column_px / scale.extent_s
+    copies = panel.timeline.is_copy
     return _Plot(
         panel=panel,
-        laid=laid,
+        laid=rows(panel.timeline, columns=columns, columns_per_s=per_s),
+        copies=rows(panel.timeline, columns=columns, columns_per_s=per_s, chosen=copies),
         scale=scale,
         end_px=scale.x(panel.timeline.makespan_s),
         peak=max(peaks, default=0.0),
@@ -147,24 +157,28 @@ def _panel(plot: _Plot, y: float) -> list[str]:
         idle_px = plot.end_px - _GUTTER
         lines.append(_rect(_GUTTER, top, idle_px, scale.bar_px, 'class="idle"'))
         for bar in bars:
-            lines += _bar(panel, bar, scale, top, hints=hints)
+            lines += _bar(panel, bar, scale, top, scale.bar_px, hints=hints)
+        for bar in plot.copies.bars[rank]:
+            lines += _bar(panel, bar, scale, top + scale.bar_px + 1, scale.lane_px, hints=hints)
         if panel.curves:
-            lines += _curve(plot, rank, top + scale.bar_px + 2)
+            lines += _curve(plot, rank, top + scale.bar_px + 2 + scale.copies_px(panel))
     return lines + _axis(scale, y + panel.timeline.ranks * scale.row_px(panel))
 
 
-def _bar(panel: Panel, bar: Bar, scale: _Scale, top: float, *, hints: bool) -> list[str]:
+def _bar(
+    panel: Panel, bar: Bar, scale: _Scale, top: float, height: int, *, hints: bool
+) -> list[str]:
     """A bar, its hover text, and the microbatch's number where it fits."""
     faint = f' fill-opacity="{bar.strength:g}"' if bar.strength < 1 else ""
     whole = (bar.right - bar.left) * scale.column_px
     left = _GUTTER + bar.left * scale.column_px
     width = whole - (0.6 if whole > 3 else 0.0)  # a hair between neighbours
     hint = _hint(panel, bar, scale) if hints and bar.span >= 0 else ""
-    lines = [_rect(left, top, width, scale.bar_px, f'fill="{bar.color}"{faint}', hint)]
+    lines = [_rect(left, top, width, height, f'fill="{bar.color}"{faint}', hint)]
     number = "" if bar.span < 0 else str(panel.timeline.microbatch[bar.span])
-    if number and scale.bar_px >= 14 and width >= _DIGIT * len(number) + 3:
+    if number and height >= 14 and width >= _DIGIT * len(number) + 3:
         style = f'class="number" style="fill:{ink(bar.color)};pointer-events:none"'
-        x, y = _n(left + width / 2), _n(top + scale.bar_px / 2 + 4)
+        x, y = _n(left + width / 2), _n(top + height / 2 + 4)
         lines.append(f'<text x="{x}" y="{y}" {style}>{number}</text>')
     return lines
 
@@ -218,10 +232,8 @@ def _axis(scale: _Scale, y: float) -> list[str]:
 
 def _legend(kinds: list[Kind], chunks: int, curves: list[str], y: float) -> list[str]:
     """Swatches in a row; a kind has one for each end of its shades where stages are virtual."""
-    ends = (0,) if chunks == 1 else (0, chunks - 1)
     entries = [
-        (LABELS[kind], [f'fill="{shade(kind, chunk=chunk, chunks=chunks)}"' for chunk in ends])
-        for kind in kinds
+        (LABELS[kind], [f'fill="{color}"' for color in shades_of(kind, chunks)]) for kind in kinds
     ]
     entries.append(("idle", ['class="idle"']))
     entries += [(curve, ['class="curve"']) for curve in curves]

@@ -1,7 +1,7 @@
 // One panel's chart: decodes its spans and draws the part that is visible.
 //
-// A row a rank: compute bars on grey (idle), sends and receives on two thin lanes beneath, then
-// the memory curve. Only rows on screen are drawn; bars thinner than a pixel are merged into the
+// A row a rank: compute bars on grey (idle), sends and receives on two thin lanes beneath, copies
+// to the host on a third where there are any, then the memory curve. Only rows on screen are drawn; bars thinner than a pixel are merged into the
 // mean of their colours, so that a hundred thousand spans stay fluid.
 "use strict";
 
@@ -25,7 +25,7 @@ function firstAbove(values, limit, from, to) {
   return from;
 }
 
-// Spans of one sort (compute, or communication), by rank and start.
+// Spans of one sort (compute, or communication and copies), by rank and start.
 class Lane {
   constructor(data) {
     this.offsets = data.offsets;
@@ -102,7 +102,7 @@ class Chart {
     this.width = this.stage.clientWidth;
     this.right = this.width - (this.narrow ? 8 : 16);
     this.barPx = [26, 17, 10][size];
-    this.lanesPx = this.communication ? 2 * LANE_PX + 2 : 0;
+    this.lanesPx = this.communication ? this.data.lanes * LANE_PX + 2 : 0;
     this.curvePx = this.curves.length ? [24, 14, 9][size] : 0;
     this.rowPx = this.barPx + this.lanesPx + this.curvePx + (size ? 4 : 10);
     this.total = AXIS_PX + ranks * this.rowPx + 4;
@@ -115,7 +115,7 @@ class Chart {
     this.canvas.height = Math.round(this.height * ratio);
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.ratio = ratio;
-    this.crumbs = [0, 1].map(() => new Crumbs(Math.ceil((this.right - this.left) * ratio)));
+    this.crumbs = [0, 1, 2].map(() => new Crumbs(Math.ceil((this.right - this.left) * ratio)));
     this.scroll();
   }
 
@@ -149,8 +149,9 @@ class Chart {
     const found = { rank, time, lane: this.compute, span: -1, curve: false };
     if (within < this.barPx) found.span = this.compute.at(rank, time, 0.5 * pixel);
     else if (within < this.barPx + this.lanesPx) {
-      const receives = within >= this.barPx + 1 + LANE_PX;
-      const accepts = (kind) => this.kinds[kind].receives === receives;
+      const below = Math.floor((within - this.barPx - 1) / LANE_PX);
+      const thin = Math.min(Math.max(below, 0), this.data.lanes - 1);
+      const accepts = (kind) => this.kinds[kind].lane === thin;
       found.lane = this.communication;
       found.span = this.communication.at(rank, time, 2 * pixel, accepts);
     } else found.curve = true;
@@ -206,11 +207,11 @@ class Chart {
     context.rect(this.left, top - 2, this.right - this.left, this.rowPx);
     context.clip();
     this.fill(view, 0, this.data.end, top, this.barPx, theme.idle);
-    this.drawSpans(view, theme, this.compute, rank, [top, top], this.barPx, hover);
+    this.drawSpans(view, theme, this.compute, rank, [top], this.barPx, hover);
     if (this.communication) {
       const lane = top + this.barPx + 1;
-      this.fill(view, 0, this.data.end, lane, 2 * LANE_PX, theme.lane);
-      const tops = [lane, lane + LANE_PX];
+      this.fill(view, 0, this.data.end, lane, this.data.lanes * LANE_PX, theme.lane);
+      const tops = [lane, lane + LANE_PX, lane + 2 * LANE_PX];
       this.drawSpans(view, theme, this.communication, rank, tops, LANE_PX, hover);
     }
     if (this.curvePx) this.drawCurve(view, theme, rank, top + this.barPx + this.lanesPx + 2);
@@ -225,7 +226,7 @@ class Chart {
     if (right > left) this.context.fillRect(left, top, right - left, height);
   }
 
-  // The spans of a rank, sends at tops[0] and receives at tops[1].
+  // The spans of a rank, those of the thin lane i at tops[i].
   drawSpans(view, theme, lane, rank, tops, height, hover) {
     const context = this.context;
     const scale = (this.right - this.left) / (view.to - view.from);
@@ -236,20 +237,20 @@ class Chart {
       const kind = lane.kind[i];
       const start = (lane.start[i] - view.from) * scale;
       const end = (lane.end[i] - view.from) * scale;
-      const receives = this.kinds[kind].receives ? 1 : 0;
+      const thin = this.kinds[kind].lane;
       if (end - start < 1) {
         const seen = this.parts[kind][lane.chunk[i]];
-        this.crumbs[receives].add(start * this.ratio, end * this.ratio, seen);
+        this.crumbs[thin].add(start * this.ratio, end * this.ratio, seen);
         continue;
       }
       const left = this.left + Math.max(start, -4);
       const right = Math.min(this.left + end, this.right + 4);
       const width = right - left - (end - start > 4 ? 1 : 0);
       context.fillStyle = this.data.colors[kind][lane.chunk[i]];
-      context.fillRect(left, tops[receives], width, height);
+      context.fillRect(left, tops[thin], width, height);
       if (labelled) this.drawLabel(lane, i, left, width, tops[0]);
       const same = hover && hover.microbatch === lane.microbatch[i];
-      if (same && end - start > 3) outlined.push([i, left, tops[receives], width]);
+      if (same && end - start > 3) outlined.push([i, left, tops[thin], width]);
     }
     this.crumbs.forEach((crumbs, i) => crumbs.paint(context, this.left, tops[i], height, this.ratio));
     for (const [i, left, top, width] of outlined) {

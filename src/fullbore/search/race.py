@@ -1,0 +1,111 @@
+"""Which programs local search works on, and for how long: many for a short time, few for longer.
+
+Two starts that differ by a thousandth in their objective may end up percents apart, and nobody
+can tell which from the outside. So a generation of starts is improved for a few moves each, the
+best third of them for three times as many, and so on until one is left; then comes the next
+generation, from other settings, with the best so far among it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fullbore.search.arm import CLOSE, Arm, Start
+from fullbore.search.budget import Budget
+
+__all__ = ["Race"]
+
+_STARTS = 9  # of a generation, over all arms
+_FEWEST = 2  # of each arm, in the first one
+_MOVES = 12  # of the first heat of a generation, for each token ...
+_TOKEN_MOVES = 240_000_000  # ... and at most so many times tokens: a move takes longer with them
+_EXPLORING = 0.12  # share of the budget that goes to list schedules first
+
+
+class Race:
+    """A search over arms, within a budget."""
+
+    def __init__(self, arms: Sequence[Arm], budget: Budget, random: np.random.Generator) -> None:
+        self.arms, self._budget, self._random = arms, budget, random
+
+    @property
+    def best(self) -> Arm:
+        """The arm with the best programs."""
+        return min(self.arms, key=lambda arm: arm.best_s)
+
+    @property
+    def bound_s(self) -> float:
+        """What no schedule of any arm can be below."""
+        return min(arm.bound_s for arm in self.arms)
+
+    def is_over(self, share: float = 1.0) -> bool:
+        """Whether this share of the budget is spent, or nothing is left to be gained."""
+        return self._budget.is_spent(share) or self.best.best_s <= self.bound_s * (1 + CLOSE)
+
+    def _spend(self, moves: int) -> None:
+        self._budget.spend(moves, best_s=self.best.best_s, bound_s=self.bound_s)
+
+    def begin(self) -> None:
+        """One round of list schedules, whatever is left of the budget."""
+        for arm in self.open_arms:
+            self._spend(arm.explore(self._random))
+
+    def run(self) -> None:
+        """Search until the budget is spent, or nothing is left to be gained."""
+        generation = 0
+        while not self.is_over():
+            self._explore(generation)
+            self._heats(generation)
+            generation += 1
+
+    @property
+    def open_arms(self) -> list[Arm]:
+        """The arms that may still have something better."""
+        return [arm for arm in self.arms if arm.bound_s * (1 + CLOSE) < self.best.best_s]
+
+    def _explore(self, generation: int) -> None:
+        """List schedules and steady flows for every arm; a few rounds, fewer later."""
+        rounds = 10 if generation == 0 else 2
+        for _ in range(rounds):
+            for arm in self.open_arms:
+                self._spend(arm.explore(self._random))
+                self._spend(arm.settle())
+                if self.is_over(_EXPLORING if generation == 0 else 1.0):
+                    return
+
+    def _heats(self, generation: int) -> None:
+        entrants = self._entrants(generation)
+        size = max(300, max((arm.size for arm, _ in entrants), default=0))
+        moves = min(_MOVES * size, _TOKEN_MOVES // size)
+        while entrants and not self.is_over():
+            for arm, start in entrants:
+                self._cool(arm, start, moves)
+                if self.is_over():
+                    return
+            entrants.sort(key=lambda entrant: entrant[1].value_s)
+            entrants = entrants[: len(entrants) // 3]
+            moves *= 3
+
+    def _entrants(self, generation: int) -> list[tuple[Arm, Start]]:
+        """The starts of a generation: the best of all, but a few of every arm at first."""
+        offered = [(arm, arm.starts(_STARTS)) for arm in self.open_arms]
+        fewest = _FEWEST if generation == 0 else 0
+        chosen = [(arm, start) for arm, starts in offered for start in starts[:fewest]]
+        others = [(arm, start) for arm, starts in offered for start in starts[fewest:]]
+        others.sort(key=lambda entrant: entrant[1].value_s)
+        chosen += others[: max(0, _STARTS - len(chosen))]
+        best = self.best
+        if generation > 0 and best.best is not None:
+            chosen.append((best, Start(tokens=best.best.copy(), value_s=best.best_s)))
+        return chosen
+
+    def _cool(self, arm: Arm, start: Start, moves: int) -> None:
+        """A round from hot to cold."""
+        now = start.tokens.copy()
+        for step in arm.steps():
+            arm.cool(start, now, step, moves)
+            self._spend(max(1, moves // len(arm.steps())))
+            if self.is_over() or arm.is_done:
+                return
