@@ -117,3 +117,13 @@ def test_a_schedule_that_offloads_goes_to_csv_and_back(fullbore, tmp_path):
     fullbore("show", file, "--offload-s", 0.5, "-o", picture)
     said = picture.read_text()
     assert "copy to the host" in said and "<title>0OFFLOAD0: 1 to 1.5 s</title>" in said
+
+
+def test_slack_stands_in_the_grid_and_in_json(fullbore):
+    drawn = fullbore("show", "1f1b", "-p", 2, "-m", 2, "--slack").out.splitlines()
+    assert any("F!- F+2 ....... B+1---- ... B!-----" in line for line in drawn)
+    assert any("! critical" in line and "+x may end x s later" in line for line in drawn)
+    found = fullbore("show", "1f1b", "-p", 2, "-m", 2, "--slack", "--json").json
+    slips = {span["action"]: span["slack_s"] for span in found["spans"]}
+    assert (slips["0F0"], slips["0F1"], slips["0B0"]) == (0.0, 2.0, 1.0)
+    assert fullbore("show", "1f1b", "-p", 2, "-m", 2, "--slack", "-o", "a.svg").status == 2

@@ -230,3 +230,22 @@ def test_slices_and_copies_are_said(fullbore):
     assert "seq1f1b: 2 ranks, 3 microbatches × 4 slices" in sliced.out
     both = fullbore("simulate", "dualpipe", "-p", 2, "-m", 3, "--json").json
     assert both["stage_to_rank"] == [0, 1] and both["copies"] == [[1, 0]]
+
+
+def test_jitter_gives_the_distribution_of_the_makespan(fullbore):
+    told = ("simulate", "1f1b", "-p", 4, "-m", 8, "--jitter", 0.1, "--samples", 50, "--seed", 7)
+    found = fullbore(*told, "--json").json
+    assert set(found) == KEYS | {"jitter"}
+    varied = found["jitter"]
+    assert (varied["jitter"], varied["samples"], varied["seed"]) == (0.1, 50, 7)
+    assert len(varied["makespans_s"]) == 50
+    assert varied["p50_s"] <= varied["p90_s"] <= varied["p99_s"] <= max(varied["makespans_s"])
+    assert found["makespan_s"] < varied["p90_s"]
+    assert fullbore(*told, "--json").json == found
+    assert "with jitter       mean 34" in fullbore(*told).out
+
+
+def test_a_jitter_that_is_none_is_refused(fullbore):
+    ran = fullbore("simulate", "gpipe", "-p", 2, "-m", 2, "--jitter", -1)
+    assert ran.status == 2
+    assert "jitter of -1" in ran.err

@@ -10,11 +10,16 @@ from fullbore.cli.inputs import CostsSource, Shape, read_costs, read_schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from fullbore.cost import Costs
     from fullbore.ir import Schedule
     from fullbore.timeline import Curve, Summary, Timeline
 
-__all__ = ["Prediction", "describe", "memory_curves", "predict", "spans"]
+    Floats = npt.NDArray[np.float64]
+
+__all__ = ["Prediction", "describe", "memory_curves", "predict", "slips", "spans"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,20 @@ def describe(prediction: Prediction) -> dict[str, object]:
         "cooldown_idle_s": list(summary.cooldown_idle_s),
         "imbalance_s": list(summary.imbalance_s),
     }
+
+
+def slips(prediction: Prediction) -> Floats:
+    """By how much each span [n] may end later without moving the end, seconds."""
+    from fullbore.timeline import Transit, slack
+
+    costs = prediction.costs
+    transit = Transit(
+        occupancy_s=costs.occupancy_s,
+        hop_s=costs.hop_s,
+        overhead_s=costs.overhead_s,
+        blocking=not prediction.overlap,
+    )
+    return slack(prediction.timeline, prediction.schedule, transit)
 
 
 def spans(timeline: Timeline, chosen: Sequence[int] | None = None) -> list[dict[str, object]]:

@@ -32,7 +32,7 @@ from fullbore.cli.options import (
     VirtualStages,
     WeightGradSeconds,
 )
-from fullbore.cli.prediction import Prediction, describe, memory_curves, predict, spans
+from fullbore.cli.prediction import Prediction, describe, memory_curves, predict, slips, spans
 from fullbore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,6 +64,14 @@ def show(
     communication: Annotated[
         bool,
         typer.Option("--communication", help="Write sends and receives into the CSV, too."),
+    ] = False,
+    slack: Annotated[
+        bool,
+        typer.Option(
+            "--slack",
+            help="Say of each action by how much it may end later without moving the end, in the "
+            "grid instead of its microbatch, and in JSON.",
+        ),
     ] = False,
     width: Annotated[
         int | None,
@@ -104,6 +112,8 @@ def show(
     _refuse_the_meaningless(
         source, output, as_csv=as_csv, communication=communication, json=as_json
     )
+    if slack and output is not None and not as_json:
+        raise ConfigError(f"--slack is for the terminal and --json: leave -o {output} out")
     if output is not None and render is None:
         _write_csv(schedule, shape, output, communication=communication)
         if not as_json:
@@ -112,9 +122,9 @@ def show(
     if output is not None and render is not None:
         _write(output, render(prediction))
     if as_json:
-        print_json(_document(prediction))
+        print_json(_with_slack(prediction) if slack else _document(prediction))
     elif output is None:
-        _draw(prediction, width)
+        _draw(prediction, width, slack=slack)
 
 
 def _refuse_the_meaningless(
@@ -161,7 +171,7 @@ def _write(output: Path, content: str | bytes) -> None:
     print(f"wrote {output}", file=sys.stderr)
 
 
-def _draw(prediction: Prediction, width: int | None) -> None:
+def _draw(prediction: Prediction, width: int | None, *, slack: bool) -> None:
     from fullbore.cli.figures import headline, totals
     from fullbore.cli.output import console
     from fullbore.view.text import render_grid
@@ -169,13 +179,26 @@ def _draw(prediction: Prediction, width: int | None) -> None:
     screen = console()
     print(headline(prediction))
     color = screen.color_system is not None and not screen.no_color
-    grid = render_grid(prediction.timeline, width=width or screen.width, color=color)
+    grid = render_grid(
+        prediction.timeline,
+        width=width or screen.width,
+        color=color,
+        slack_s=slips(prediction) if slack else None,
+    )
     screen.print(grid, soft_wrap=True)
     print("", *totals(prediction), sep="\n")
 
 
 def _document(prediction: Prediction) -> dict[str, object]:
     return {**describe(prediction), "spans": spans(prediction.timeline)}
+
+
+def _with_slack(prediction: Prediction) -> dict[str, object]:
+    """The document with `slack_s` in every span, null where nothing waits for it."""
+    slack_s = [slip_s if slip_s < float("inf") else None for slip_s in slips(prediction).tolist()]
+    document = _document(prediction)
+    told = zip(spans(prediction.timeline), slack_s, strict=True)
+    return {**document, "spans": [{**span, "slack_s": slip_s} for span, slip_s in told]}
 
 
 def _panel(prediction: Prediction) -> Panel:

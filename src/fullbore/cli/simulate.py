@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from fullbore.cli.inputs import CostsSource, Shape
 from fullbore.cli.options import (
@@ -26,8 +28,11 @@ from fullbore.cli.options import (
 
 if TYPE_CHECKING:
     from fullbore.cli.prediction import Prediction
+    from fullbore.sim import Spread
 
 __all__ = ["simulate"]
+
+_JITTER = "Times that vary"
 
 
 def simulate(
@@ -47,6 +52,24 @@ def simulate(
     offload_s: OffloadSeconds = None,
     costs: CostsFile = None,
     overlap: OverlapFlag = True,
+    jitter: Annotated[
+        float | None,
+        typer.Option(
+            "--jitter",
+            metavar="X",
+            help="Simulate many steps in which every action's time varies by this share, such as "
+            "0.1 (standard deviation; log-normal, mean 1).",
+            rich_help_panel=_JITTER,
+        ),
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option("--samples", metavar="N", help="How many steps.", rich_help_panel=_JITTER),
+    ] = 200,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", metavar="N", help="Of the random numbers.", rich_help_panel=_JITTER),
+    ] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Predict makespan, bubble, idle time and memory.
@@ -81,10 +104,56 @@ def simulate(
         overlap=overlap,
     )
     path = critical_path(prediction.timeline, prediction.schedule)
+    varied = None if jitter is None else _vary(prediction, jitter, samples, seed)
     if as_json:
-        print_json({**describe(prediction), "critical_path": spans(prediction.timeline, path)})
+        document = {**describe(prediction), "critical_path": spans(prediction.timeline, path)}
+        print_json(document if varied is None else {**document, "jitter": _spread(varied)})
     else:
         _print(prediction, path)
+        if varied is not None:
+            print(_jitter_line(varied))
+
+
+def _vary(prediction: Prediction, jitter: float, samples: int, seed: int) -> Spread:
+    from fullbore.sim import spread
+
+    return spread(
+        prediction.schedule,
+        prediction.costs,
+        jitter=jitter,
+        samples=samples,
+        seed=seed,
+        overlap=prediction.overlap,
+    )
+
+
+def _spread(varied: Spread) -> dict[str, object]:
+    """The distribution of the makespan as JSON."""
+    quantiles = {f"p{percent}_s": varied.quantile_s(percent / 100) for percent in (50, 90, 99)}
+    return {
+        "jitter": varied.jitter,
+        "samples": len(varied.makespans_s),
+        "seed": varied.seed,
+        "mean_s": varied.mean_s,
+        **quantiles,
+        "makespans_s": varied.makespans_s.tolist(),
+    }
+
+
+def _jitter_line(varied: Spread) -> str:
+    from fullbore.cli.figures import counted, percent, seconds
+
+    told = ", ".join(
+        f"{name} {seconds(value_s)}"
+        for name, value_s in (
+            ("mean", varied.mean_s),
+            ("p50", varied.quantile_s(0.5)),
+            ("p90", varied.quantile_s(0.9)),
+            ("p99", varied.quantile_s(0.99)),
+        )
+    )
+    steps = counted(len(varied.makespans_s), "step")
+    return f"with jitter       {told}: the makespan of {steps} at {percent(varied.jitter)} jitter"
 
 
 def _print(prediction: Prediction, path: list[int]) -> None:

@@ -27,7 +27,7 @@ from fullbore.sim.kernel import run_programs
 from fullbore.sim.spans import Problem, Times, lay_out
 from fullbore.timeline import Timeline
 
-__all__ = ["simulate"]
+__all__ = ["problem_of", "run", "simulate"]
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -50,13 +50,14 @@ def simulate(schedule: Schedule, costs: Costs, *, overlap: bool = True) -> Timel
     Raises CostsError where `costs` do not fit the schedule or the step would last less than a
     picosecond (but for 0) or more than 30 years, VerificationError where it cannot run.
     """
-    problem = _state(schedule, costs)
-    times = _run(schedule, problem, costs, blocking=not overlap)
+    problem = problem_of(schedule, costs)
+    times = run(schedule, problem, costs, blocking=not overlap)
     _refuse_odd_units(float(times.end_s.max(initial=0.0)))
     return lay_out(schedule, problem, times, overlap=overlap)
 
 
-def _state(schedule: Schedule, costs: Costs) -> Problem:
+def problem_of(schedule: Schedule, costs: Costs) -> Problem:
+    """A schedule and its costs as the kernel wants them; raises as `simulate` does."""
     flat, deps = schedule.flat(), dependencies(schedule)
     duration_s = _durations(schedule, flat, costs)
     _refuse_gaps(flat, deps, schedule.stages)
@@ -152,8 +153,10 @@ def _durations(schedule: Schedule, flat: FlatSchedule, costs: Costs) -> Floats:
     return np.asarray(table[flat.kind, flat.stage]) / schedule.slices
 
 
-def _run(schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool) -> Times:
-    """Run the kernel, compiled where the schedule is large, and refuse a deadlock."""
+def run(
+    schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool, times: int = 1
+) -> Times:
+    """Run the kernel, compiled where that pays in so many `times`, and refuse a deadlock."""
     actions, ranks = len(problem.provider), schedule.ranks
     arrays = {
         "offsets": problem.flat.offsets,
@@ -175,7 +178,7 @@ def _run(schedule: Schedule, problem: Problem, costs: Costs, *, blocking: bool) 
         "link_free_s": np.zeros(problem.links),
         "runnable": np.zeros(ranks, dtype=np.int64),
     }
-    if actions >= COMPILE_FROM_ACTIONS:
+    if actions * times >= COMPILE_FROM_ACTIONS:
         _compiled()(**arrays, hop_s=costs.hop_s, blocking=blocking)
     else:
         lists = {name: array.tolist() for name, array in arrays.items()}

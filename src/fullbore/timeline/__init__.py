@@ -3,6 +3,17 @@
 from fullbore.timeline.critical import critical_path
 from fullbore.timeline.live import Curve, live_curves
 from fullbore.timeline.metrics import Summary, summarize
+from fullbore.timeline.slack import Transit, slack
 from fullbore.timeline.timeline import Span, Timeline
 
-__all__ = ["Curve", "Span", "Summary", "Timeline", "critical_path", "live_curves", "summarize"]
+__all__ = [
+    "Curve",
+    "Span",
+    "Summary",
+    "Timeline",
+    "Transit",
+    "critical_path",
+    "live_curves",
+    "slack",
+    "summarize",
+]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fullbore.ir import Dependencies, Kind, Program, Schedule, dependencies
 from fullbore.timeline.timeline import Timeline
 
-__all__ = ["critical_path"]
+__all__ = ["as_run", "critical_path"]
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ def critical_path(timeline: Timeline, schedule: Schedule) -> list[int]:
 
 def _causes(timeline: Timeline, schedule: Schedule) -> Indices:
     """For each span [n] the span that determined its start (a RECV's: its end), or -1."""
-    deps = dependencies(_as_run(timeline, schedule))
+    deps = dependencies(as_run(timeline, schedule))
     cause = _previous(timeline)
     receive, send = _is_receive(timeline), _is_send(timeline)
 
@@ -87,7 +87,7 @@ def _ends(timeline: Timeline, spans: Indices) -> Floats:
     return np.where(spans == _NONE, -np.inf, timeline.end_s[spans])
 
 
-def _as_run(timeline: Timeline, schedule: Schedule) -> Schedule:
+def as_run(timeline: Timeline, schedule: Schedule) -> Schedule:
     """The timeline's spans as programs, so that flat indices are indices of spans."""
     bounds = np.searchsorted(timeline.rank, np.arange(timeline.ranks + 1))
     spans = Program(kind=timeline.kind, stage=timeline.stage, microbatch=timeline.microbatch)

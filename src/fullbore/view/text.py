@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from rich.style import Style
 from rich.text import Text
 
@@ -23,6 +24,8 @@ from fullbore.view.raster import Bar, rows
 from fullbore.view.units import ticks, time_unit
 
 __all__ = ["render_grid"]
+
+Floats = npt.NDArray[np.float64]
 
 _MOST_LINES = 48  # a picture that needs more when wrapped is scaled down instead
 _TICK_COLUMNS = 12
@@ -58,17 +61,23 @@ _IDLE_CELLS = {
 }
 
 
-def render_grid(timeline: Timeline, *, width: int, color: bool) -> Text:
+def render_grid(
+    timeline: Timeline, *, width: int, color: bool, slack_s: Floats | None = None
+) -> Text:
     """The compute actions of a timeline as text for a rich console `width` columns wide.
 
     color: False where the output is no terminal; then nothing depends on colour. Lines never
-    exceed `width` (but a width under 24 is taken as 24).
+    exceed `width` (but a width under 24 is taken as 24). slack_s: for each span [n]; cells then
+    say by how much an action may slip, in the axis' unit, instead of which microbatch it is for.
     """
     gutter = len(f"rank {timeline.ranks - 1}") + 2
     columns = max(24, width) - gutter
-    numbered = _stages_need_numbers(timeline)
-    frame = _frame(timeline, columns, _label_width(timeline, color=color, numbered=numbered))
-    grid = _grid(timeline, frame, color=color, numbered=numbered)
+    labels = (
+        _names(timeline, color=color) if slack_s is None else _slips(timeline, slack_s, color=color)
+    )
+    compute = np.flatnonzero(timeline.is_compute).tolist()
+    frame = _frame(timeline, columns, 1 + max((len(labels[span]) for span in compute), default=0))
+    grid = _grid(timeline, frame, labels, color=color)
     text = Text(no_wrap=True, end="")
     for line in range(frame.lines):
         begin = line * frame.columns
@@ -78,8 +87,13 @@ def render_grid(timeline: Timeline, *, width: int, color: bool) -> Text:
             text.append(f"rank {rank}".ljust(gutter))
             _append_cells(text, cells[begin:end])
             text.append("\n")
-    legend = _legend(timeline, frame, max(24, width), color=color, chunks=_chunks(timeline))
-    return text.append_text(legend)
+    told = _told(timeline, frame, color=color, chunks=_chunks(timeline))
+    if slack_s is not None:
+        told += [
+            Text("! critical"),
+            Text(f"+x may end x {time_unit(timeline.makespan_s).symbol} later"),
+        ]
+    return text.append_text(_flow(told, max(24, width)))
 
 
 def _chunks(timeline: Timeline) -> int:
@@ -92,23 +106,32 @@ def _stages_need_numbers(timeline: Timeline) -> bool:
     return bool((timeline.rank != timeline.stage).any())
 
 
-def _label(timeline: Timeline, span: int, *, color: bool, numbered: bool) -> str:
-    if span < 0:
-        return ""
-    microbatch = str(timeline.microbatch[span])
+def _names(timeline: Timeline, *, color: bool) -> list[str]:
+    """A label for each span: its microbatch, and where no colour says them, kind and stage."""
+    microbatches = [str(microbatch) for microbatch in timeline.microbatch.tolist()]
     if color:
-        return microbatch
-    stage = str(timeline.stage[span]) if numbered else ""
-    return stage + Kind(int(timeline.kind[span])).name + microbatch
+        return microbatches
+    kinds = [Kind(kind).name for kind in timeline.kind.tolist()]
+    numbered = _stages_need_numbers(timeline)
+    stages = [str(stage) if numbered else "" for stage in timeline.stage.tolist()]
+    return ["".join(parts) for parts in zip(stages, kinds, microbatches, strict=True)]
 
 
-def _label_width(timeline: Timeline, *, color: bool, numbered: bool) -> int:
-    """Columns that the longest label needs, a gap included."""
-    microbatch = len(str(timeline.microbatch.max(initial=0)))
+def _slips(timeline: Timeline, slack_s: Floats, *, color: bool) -> list[str]:
+    """A label for each span: `!` where it is critical, or by how much it may slip."""
+    unit, least_s = time_unit(timeline.makespan_s), 1e-9 * timeline.makespan_s
+    slips = [
+        "!"
+        if slip_s <= least_s
+        else "+" + unit.number(slip_s, digits=2)
+        if np.isfinite(slip_s)
+        else ""
+        for slip_s in slack_s.tolist()
+    ]
     if color:
-        return microbatch + 1
-    stage = len(str(timeline.stage.max(initial=0))) if numbered else 0
-    return stage + 1 + microbatch + 1
+        return slips
+    kinds = (Kind(kind).name for kind in timeline.kind.tolist())
+    return [kind + slip for kind, slip in zip(kinds, slips, strict=True)]
 
 
 def _frame(timeline: Timeline, columns: int, label_width: int) -> _Frame:
@@ -129,7 +152,9 @@ def _frame(timeline: Timeline, columns: int, label_width: int) -> _Frame:
     return _Frame(columns=columns, lines=1, per_s=columns / extent_s, scaled=True)
 
 
-def _grid(timeline: Timeline, frame: _Frame, *, color: bool, numbered: bool) -> list[list[_Cell]]:
+def _grid(
+    timeline: Timeline, frame: _Frame, labels: list[str], *, color: bool
+) -> list[list[_Cell]]:
     """The cells [P][columns of all lines together]."""
     total = max(1, math.floor(timeline.makespan_s * frame.per_s + 0.5))
     laid = rows(timeline, columns=total, columns_per_s=frame.per_s)
@@ -137,7 +162,7 @@ def _grid(timeline: Timeline, frame: _Frame, *, color: bool, numbered: bool) -> 
     for bars in laid.bars:
         cells = [_IDLE_CELLS[color]] * total
         for bar in bars:
-            label = _label(timeline, bar.span, color=color, numbered=numbered)
+            label = labels[bar.span] if bar.span >= 0 else ""
             _paint(cells, bar, label, color=color, chunks=laid.chunks)
         grid.append(cells)
     return grid
@@ -201,7 +226,8 @@ def _axis(timeline: Timeline, frame: _Frame, begin: int, end: int) -> str:
     return "".join(line).rstrip()
 
 
-def _legend(timeline: Timeline, frame: _Frame, width: int, *, color: bool, chunks: int) -> Text:
+def _told(timeline: Timeline, frame: _Frame, *, color: bool, chunks: int) -> list[Text]:
+    """What the legend has to say."""
     present = [Kind(int(kind)) for kind in np.unique(timeline.kind[timeline.is_compute])]
     entries = [_entry(kind, color=color) for kind in present]
     idle = "   " if color else _IDLE
@@ -211,7 +237,7 @@ def _legend(timeline: Timeline, frame: _Frame, width: int, *, color: bool, chunk
     if frame.scaled:
         unit = time_unit(timeline.makespan_s)
         entries.append(Text(f"a column: {unit.number(1 / frame.per_s, digits=3)} {unit.symbol}"))
-    return _flow(entries, width)
+    return entries
 
 
 def _entry(kind: Kind, *, color: bool) -> Text:
