@@ -18,6 +18,9 @@ from fullbore.sim import simulate
 from fullbore.timeline import live_curves, summarize
 from fullbore.verify import verify
 
+# The first search on a machine compiles its kernels, which takes a while where others want the cores.
+pytestmark = pytest.mark.timeout(400)
+
 SECONDS = st.integers(min_value=1, max_value=24).map(lambda n: n / 8)
 MAYBE_SECONDS = st.integers(min_value=0, max_value=16).map(lambda n: n / 8)
 BYTES = st.integers(min_value=1, max_value=9)
