@@ -18,7 +18,7 @@ from fullbore.sim import simulate
 from fullbore.timeline import live_curves, summarize
 from fullbore.verify import verify
 
-# The first search on a machine compiles its kernels, which takes a while where others want the cores.
+# The first search on a machine compiles its kernels, which takes long where others want the cores.
 pytestmark = pytest.mark.timeout(400)
 
 SECONDS = st.integers(min_value=1, max_value=24).map(lambda n: n / 8)

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-PATIENCE_S = 55
+PATIENCE_S = 75  # a start imports transformers on every rank, on a core that may be busy
 
 
 def flags(folder: Path, **changes: object) -> list[str]:
