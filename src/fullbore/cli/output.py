@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullbore.errors import ConfigError
+from fullbore.files import replace_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,22 +50,9 @@ def write(path: Path, content: str | bytes) -> None:
     """
     data = content.encode(errors="replace") if isinstance(content, str) else content
     try:
-        if path.exists() and not path.is_file():  # such as /dev/stdout
-            path.write_bytes(data)
-        else:
-            _replace(path.resolve(), data)
+        replace_file(path, data)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Beside its place first, so that a full disk leaves the older file whole."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def console() -> Console:

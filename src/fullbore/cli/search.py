@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from fullbore.cli.options import JsonFlag
+from fullbore.cli.training_options import option
 from fullbore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,58 +24,42 @@ _JOB = "What is searched for"
 _EFFORT = "How long"
 _RESULT = "Result"
 
-EXAMPLES = """\
-Find the order of forwards and backwards that ends soonest.
-
-Give the costs of the finest cut you can run: with stages for 2 P or 4 P, placements with two or
-four stages a rank are tried, too (looped, V and wave), and 1F1B's with neighbours joined.
-Split the backward in the costs (input_grad_s, weight_grad_s) wherever it can be split.
-
-The search starts from every named schedule that fits and stops when the time is up, the schedule
-is as good as the lower bound, or you press Ctrl-C; the best so far is kept. The lower bound is a
-proof: no schedule of the placements tried can be faster (docs/search.md).
-
-  fullbore search --costs costs.json -p 8 -m 32 --memory-limit 1x -o best.csv
-"""
-
 
 def search(
     *,
     costs: Annotated[
         Path,
-        typer.Option(
+        option(
+            _JOB,
             "--costs",
             metavar="FILE",
             help="A JSON file with the costs of each stage (docs/costs.md).",
-            rich_help_panel=_JOB,
-            show_default=False,
         ),
     ],
     ranks: Annotated[
         int,
-        typer.Option(
+        option(
+            _JOB,
             "--pipeline-model-parallel-size",
             "-p",
             metavar="P",
             help="Pipeline ranks.",
-            rich_help_panel=_JOB,
-            show_default=False,
         ),
     ],
     microbatches: Annotated[
         int,
-        typer.Option(
+        option(
+            _JOB,
             "--num-microbatches",
             "-m",
             metavar="M",
             help="Microbatches a step.",
-            rich_help_panel=_JOB,
-            show_default=False,
         ),
     ],
     virtual_stages: Annotated[
         str | None,
-        typer.Option(
+        option(
+            _JOB,
             "--num-virtual-stages-per-pipeline-rank",
             "--virtual-stages",
             "-v",
@@ -84,82 +67,93 @@ def search(
             help="Stages a rank to try, such as 1,2,4. A stage of the costs is taken to split "
             "evenly where that is needed. If not given: every number into which the stages of "
             "the costs can be joined.",
-            rich_help_panel=_JOB,
         ),
     ] = None,
     memory_limit: Annotated[
         str | None,
-        typer.Option(
+        option(
+            _JOB,
             "--memory-limit",
             metavar="X",
             help="What each rank may hold: 8 (microbatches x 1/P of the model), 0.5x (of what "
             "1F1B holds), or bytes such as 40GB. If not given, everything may be held.",
-            rich_help_panel=_JOB,
         ),
     ] = None,
     objective: Annotated[
         str,
-        typer.Option(
+        option(
+            _JOB,
             "--objective",
             metavar="makespan|span",
             help="makespan, until the last rank ends; or span, the longest time from a rank's "
             "first action to its last, where ranks need not wait for each other.",
-            rich_help_panel=_JOB,
         ),
     ] = "makespan",
     hop_s: Annotated[
         float | None,
-        typer.Option(
+        option(
+            _JOB,
             "--hop-s",
             metavar="S",
             help="Latency of a message, instead of the file's.",
-            rich_help_panel=_JOB,
         ),
     ] = None,
     time_limit: Annotated[
         float,
-        typer.Option(
+        option(
+            _EFFORT,
             "--time-limit",
             metavar="S",
             help="Seconds to search at the most.",
-            rich_help_panel=_EFFORT,
         ),
     ] = 10.0,
     iterations: Annotated[
         int | None,
-        typer.Option(
+        option(
+            _EFFORT,
             "--iterations",
             metavar="N",
             help="Moves to try at the most. Where this is what stops the search, a seed gives the "
             "same schedule everywhere.",
-            rich_help_panel=_EFFORT,
         ),
     ] = None,
     seed: Annotated[
         int,
-        typer.Option(metavar="N", help="Of the random numbers.", rich_help_panel=_EFFORT),
+        option(_EFFORT, "--seed", metavar="N", help="Of the random numbers."),
     ] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            _RESULT,
             "--output",
             "-o",
             metavar="FILE.csv",
             help="Write the schedule, in PyTorch's format; run it with --schedule FILE.csv.",
-            rich_help_panel=_RESULT,
         ),
     ] = None,
     output_costs: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            _RESULT,
             "--output-costs",
             metavar="FILE.json",
             help="Write the costs of the schedule's own stages, for show and simulate.",
-            rich_help_panel=_RESULT,
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
+    """Find the order of forwards and backwards that ends soonest.
+
+    Give the costs of the finest cut you can run: with stages for 2 P or 4 P, placements with two or
+    four stages a rank are tried, too (looped, V and wave), and 1F1B's with neighbours joined.
+    Split the backward in the costs (input_grad_s, weight_grad_s) wherever it can be split.
+
+    The search starts from every named schedule that fits and stops when the time is up, the
+    schedule is as good as the lower bound, or you press Ctrl-C; the best so far is kept. The lower
+    bound is a proof: no schedule of the placements tried can be faster (docs/search.md).
+
+      fullbore search --costs costs.json -p 8 -m 32 --memory-limit 1x -o best.csv
+    """
     from fullbore.cost import Costs
     from fullbore.search import Job, Limits, MemoryLimit
     from fullbore.search import search as find
@@ -179,9 +173,6 @@ def search(
         limits = Limits(time_s=time_limit, moves=iterations, stop=lambda: bool(interrupted))
         found = find(job, limits=limits, seed=seed, report=report)
     _hand_over(job, found, output, output_costs, as_json=as_json)
-
-
-search.__doc__ = EXAMPLES
 
 
 def _with_hop(costs: Costs, hop_s: float | None) -> Costs:
@@ -223,43 +214,25 @@ def _interruptible() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _progress() -> Iterator[_Line]:
-    line = _Line(shown=sys.stderr.isatty())
-    try:
-        yield line
-    finally:
-        line.clear()
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """One line on a terminal's stderr, and nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("compiling, once on a machine") as status:
+        yield lambda progress: status.update(_line(progress))
 
 
-class _Line:
-    """One line on a terminal's stderr that is written anew a few times a second."""
+def _line(progress: Progress) -> str:
+    from fullbore.cli.figures import seconds
 
-    def __init__(self, *, shown: bool) -> None:
-        self._shown, self._next_s, self._width = shown, 0.0, 0
-
-    def __call__(self, progress: Progress) -> None:
-        """Show how far the search is, where somebody looks and not too often."""
-        if not self._shown or progress.elapsed_s < self._next_s:
-            return
-        from fullbore.cli.figures import seconds
-
-        self._next_s = progress.elapsed_s + 0.2
-        gap = 1 - progress.bound_s / progress.best_s if progress.best_s > 0 else 0.0
-        text = (
-            f"{progress.elapsed_s:5.1f} s  best {seconds(progress.best_s)}, at most "
-            f"{gap * 100:.2f} % above what is possible; Ctrl-C keeps it"
-        )
-        self._write(text)
-
-    def clear(self) -> None:
-        """Leave the line empty."""
-        if self._width:
-            self._write("")
-            print("\r", end="", file=sys.stderr, flush=True)
-
-    def _write(self, text: str) -> None:
-        print(f"\r{text.ljust(self._width)}", end="", file=sys.stderr, flush=True)
-        self._width = len(text)
+    gap = 1 - progress.bound_s / progress.best_s if progress.best_s > 0 else 0.0
+    return (
+        f"{progress.elapsed_s:5.1f} s  best {seconds(progress.best_s)}, at most "
+        f"{gap * 100:.2f} % above what is possible; Ctrl-C keeps it"
+    )
 
 
 def _hand_over(

@@ -23,6 +23,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fullbore.errors import CostsError
+from fullbore.files import replace_file
 
 __all__ = ["Costs", "StageCosts"]
 
@@ -164,9 +165,8 @@ class Costs(BaseModel):
     def save(self, path: str | PathLike[str]) -> None:
         """Write the costs file; CostsError where that is not possible."""
         try:
-            Path(path).write_text(
-                self.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8"
-            )
+            text = self.model_dump_json(indent=2, exclude_none=True) + "\n"
+            replace_file(path, text.encode())
         except OSError as error:
             raise CostsError(f"cannot write costs to {path}: {error}") from error
 

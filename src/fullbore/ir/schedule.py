@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fullbore.files import replace_file
 from fullbore.ir.action import Action, Kind
 from fullbore.ir.placement import Placement
 
@@ -177,7 +178,7 @@ class Schedule:
         """Write PyTorch's CSV format, a row a rank (compute only, or with sends and receives)."""
         from fullbore.ir.text import to_text
 
-        Path(path).write_text(to_text(self), encoding="utf-8", newline="")
+        replace_file(path, to_text(self).encode())
 
     @staticmethod
     def from_csv(path: str | PathLike[str]) -> Schedule:

@@ -32,7 +32,6 @@ from fullbore.verify import check, check_runnable
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from fullbore.runtime.recompute import Recompute
 
 __all__ = ["Arguments", "Judgement", "judge", "patience_of", "rendezvous_of"]
 
@@ -45,6 +44,7 @@ _SHARED = (
     "main_grad_dtype",
     "reduce_dtype",
     "record",
+    "recompute",
 )
 _DEFAULT_TIMEOUT_S = 1800.0
 
@@ -85,32 +85,28 @@ def rendezvous_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """One rank's arguments, as far as they can be wrong.
+    """One rank's arguments. values: all of `Pipeline`'s by name, of whatever kind they are."""
 
-    group_and_mesh: whether both were given. others: the rest of `Pipeline`'s, by name.
-    """
-
-    stages: Mapping[int, nn.Module]
-    schedule: Schedule
+    values: Mapping[str, Any]
     rendezvous: Rendezvous
-    group_and_mesh: bool
-    tied: Sequence[Mapping[int, str]]
-    recompute: Recompute
-    others: Mapping[str, Any]
 
-    @staticmethod
-    def of(given: Mapping[str, Any], rendezvous: Rendezvous) -> Arguments:
-        """given: all of `Pipeline`'s arguments by name."""
-        apart = ("self", "stages", "schedule", "group", "mesh", "tied", "recompute")
-        return Arguments(
-            stages=given["stages"],
-            schedule=given["schedule"],
-            rendezvous=rendezvous,
-            group_and_mesh=given["group"] is not None and given["mesh"] is not None,
-            tied=given["tied"],
-            recompute=given["recompute"],
-            others={name: value for name, value in given.items() if name not in apart},
-        )
+    @property
+    def stages(self) -> Mapping[int, nn.Module]:
+        """This rank's modules."""
+        stages: Mapping[int, nn.Module] = self.values["stages"]
+        return stages
+
+    @property
+    def schedule(self) -> Schedule:
+        """What to run."""
+        schedule: Schedule = self.values["schedule"]
+        return schedule
+
+    @property
+    def tied(self) -> Sequence[Mapping[int, str]]:
+        """Weights that stages share."""
+        tied: Sequence[Mapping[int, str]] = self.values["tied"]
+        return tied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +149,8 @@ def _common(given: Arguments) -> dict[str, str]:
         **_tied_kinds(given),
         "schedules": hashlib.sha256(str(given.schedule).encode()).hexdigest(),
         "tied weights": str([sorted(names.items()) for names in given.tied]),
-        "values of recompute": str(given.recompute),
-        "values of count_fn (some, and none)": str(given.others["count_fn"] is not None),
-        **{f"values of {name}": str(given.others[name]) for name in _SHARED},
+        "values of count_fn (some, and none)": str(given.values["count_fn"] is not None),
+        **{f"values of {name}": str(given.values[name]) for name in _SHARED},
     }
 
 
@@ -186,22 +181,14 @@ def _weights(stages: Mapping[int, nn.Module]) -> str:
 
 
 def _check(given: Arguments) -> None:
-    objection = objection_to_kinds(
-        {
-            "stages": given.stages,
-            "schedule": given.schedule,
-            "tied": given.tied,
-            "recompute": given.recompute,
-            **given.others,
-        }
-    )
+    objection = objection_to_kinds(given.values)
     if objection is not None:
         raise PipelineError(objection)
-    if given.others["count_fn"] is not None and given.others["reduction"] != "mean":
+    if given.values["count_fn"] is not None and given.values["reduction"] != "mean":
         raise PipelineError('count_fn says what the loss is a mean of: use reduction="mean"')
-    if given.group_and_mesh:
+    if given.values["group"] is not None and given.values["mesh"] is not None:
         raise PipelineError("group and mesh say the same twice: give one of them")
-    check(given.schedule, blocking_sends=not given.others["overlap_p2p"])
+    check(given.schedule, blocking_sends=not given.values["overlap_p2p"])
     check_runnable(given.schedule)
     _check_size(given.schedule, given.rendezvous)
     _check_stages(given)
@@ -231,12 +218,14 @@ def _check_stages(given: Arguments) -> None:
             f"the schedule places stages {list(placed)} here, but modules were given for "
             f"{list(modules)}"
         )
-    if given.recompute == "none" and any(bool((p.kind == Kind.R).any()) for p in schedule.programs):
+    if given.values["recompute"] == "none" and any(
+        bool((p.kind == Kind.R).any()) for p in schedule.programs
+    ):
         raise PipelineError(
             'the schedule places recomputations (R): give recompute="full", or a number of blocks'
         )
     _check_offload(given)
-    if schedule.stages - 1 in modules and given.others["loss_fn"] is None:
+    if schedule.stages - 1 in modules and given.values["loss_fn"] is None:
         raise PipelineError("the last stage is here, but loss_fn is missing")
 
 
@@ -244,10 +233,11 @@ def _check_offload(given: Arguments) -> None:
     """What cannot leave is refused: there would be nothing in it, or too much."""
     if not given.schedule.offloads:
         return
+    recompute = given.values["recompute"]
     for stage, module in given.stages.items():
-        if is_recomputed_whole(module, given.recompute):
+        if is_recomputed_whole(module, recompute):
             raise PipelineError(
-                f"the schedule offloads (OFFLOAD), but with recompute={given.recompute!r} stage "
+                f"the schedule offloads (OFFLOAD), but with recompute={recompute!r} stage "
                 f"{stage} keeps nothing that could leave: give up one of the two, or recompute "
                 "some of its blocks only"
             )
@@ -256,7 +246,7 @@ def _check_offload(given: Arguments) -> None:
                 f"the schedule offloads (OFFLOAD), and stage {stage} is sharded by fully_shard, "
                 "whose gathered weights would leave with the activations: use one of the two"
             )
-    folder = given.others["offload_folder"]
+    folder = given.values["offload_folder"]
     try_folder(None if folder is None else Path(folder))
 
 

@@ -125,7 +125,7 @@ class Pipeline:
         patience = patience_of(timeout_s, stall_timeout_s, on_stall)
         timeout = timedelta(seconds=patience.timeout_s)
         rendezvous = rendezvous_of(schedule, group, mesh, timeout)
-        judgement = judge(Arguments.of(given, rendezvous))
+        judgement = judge(Arguments(values=given, rendezvous=rendezvous))
         judgement.raise_together(rendezvous.meet(life=0, said=judgement.said, patience=patience))
         programs = {True: insert_communication(schedule), False: forward_only(schedule)}
         self._setup = Setup(

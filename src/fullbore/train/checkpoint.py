@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from fullbore.errors import CheckpointError
-from fullbore.train.files import replace_text
+from fullbore.files import replace_file
 from fullbore.train.team import Team
 
 __all__ = [
@@ -209,7 +209,7 @@ def _finish(temporary: Path, target: Path, progress: Progress) -> None:
         shutil.rmtree(old, ignore_errors=True)
         os.rename(target, old)
     os.rename(temporary, target)
-    replace_text(target.parent / _LATEST, target.name)
+    replace_file(target.parent / _LATEST, target.name.encode())
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fullbore.errors import CheckpointError
+from fullbore.files import move_folder
 from fullbore.train.build import empty_model
 from fullbore.train.checkpoint import (
     find_checkpoint,
@@ -21,7 +22,6 @@ from fullbore.train.checkpoint import (
     read_progress,
     read_state,
 )
-from fullbore.train.files import move_folder
 from fullbore.train.sources import quietly, read_config
 
 __all__ = ["export"]

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from fullbore.errors import ModelError
+from fullbore.files import move_folder
 from fullbore.train.build import empty_model
-from fullbore.train.files import move_folder
 
 __all__ = [
     "SMOLLM2",

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullbore.errors import DataError
-from fullbore.train.files import move_folder
+from fullbore.files import move_folder
 
 __all__ = ["STDLIB", "Corpus", "Tokens", "list_files", "read_documents", "tokenize"]
 
