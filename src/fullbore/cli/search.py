@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from fullbore.cli.options import JsonFlag
 from fullbore.cli.training_options import option
@@ -167,7 +167,7 @@ def search(
         microbatches=microbatches,
         virtual_stages=_numbers(virtual_stages),
         memory_limit=None if memory_limit is None else MemoryLimit.parse(memory_limit),
-        spans=_objective(objective) == "span",
+        spans=_is_span(objective),
     )
     with _interruptible() as interrupted, _progress() as report:
         limits = Limits(time_s=time_limit, moves=iterations, stop=lambda: bool(interrupted))
@@ -181,10 +181,10 @@ def _with_hop(costs: Costs, hop_s: float | None) -> Costs:
     return costs.parse({**costs.model_dump(exclude_none=True), "hop_s": hop_s}, where="--hop-s")
 
 
-def _objective(name: str) -> Literal["makespan", "span"]:
-    if name == "makespan" or name == "span":
-        return "makespan" if name == "makespan" else "span"
-    raise ConfigError(f"--objective {name}: choose makespan or span")
+def _is_span(objective: str) -> bool:
+    if objective not in ("makespan", "span"):
+        raise ConfigError(f"--objective {objective}: choose makespan or span")
+    return objective == "span"
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
