@@ -7,7 +7,7 @@ that is stopped by its number of moves gives the same schedule on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,12 +17,15 @@ from fullbore.ir import Schedule
 from fullbore.schedules.numbers import check_numbers
 from fullbore.search.arm import Arm
 from fullbore.search.budget import Budget, Limits, Progress
-from fullbore.search.candidates import Job, Named, candidates
+from fullbore.search.candidates import Job, Named, candidates, evaluated
 from fullbore.search.improve import seed_kernels
 from fullbore.search.race import Race
+from fullbore.search.robust import Hardened, Jitter, hardened
 from fullbore.search.tokens import schedule_of
 
 __all__ = ["Found", "search"]
+
+_NOMINAL = 0.5  # share of a robust search's budget that is spent without jitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,7 @@ class Found:
     costs: those of the schedule's own stages. value_s, bound_s: its objective, and what no
     schedule on any placement that was considered can be below. named: the best named schedule
     that fits, or None. placements: those considered, in words. moves, elapsed_s: what was spent.
+    quantile_s: what a robust search was for, and `named` is judged by; value_s has no jitter then.
     """
 
     schedule: Schedule
@@ -43,6 +47,7 @@ class Found:
     placement: str
     moves: int
     elapsed_s: float
+    quantile_s: float | None = None
 
     @property
     def gap(self) -> float:
@@ -54,14 +59,16 @@ def search(
     job: Job,
     *,
     limits: Limits | None = None,
+    jitter: Jitter | None = None,
     seed: int = 0,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Found:
     """The best schedule found within the limits; never worse than a named one that fits.
 
-    report: called now and then. Raises ScheduleError or ConfigError where P, v or M do not fit
-    the costs, or not even one microbatch fits the memory limit; CostsError where a limit in bytes
-    meets costs without bytes.
+    jitter: for a schedule that is good on most steps, rather than on one where nothing varies; what
+    is searched for is the quantile then. report: called now and then. Raises ScheduleError or
+    ConfigError where P, v or M do not fit the costs, or not even one microbatch fits the memory
+    limit; CostsError where a limit in bytes meets costs without bytes.
     """
     check_numbers(ranks=job.ranks, microbatches=job.microbatches)
     _compile()
@@ -69,7 +76,7 @@ def search(
     budget = Budget(limits or Limits(), report)
     random = np.random.default_rng(seed)
     arms = [Arm(one, spans=job.spans) for one in candidates(job)]
-    race = Race(arms, budget, random)
+    race = Race(arms, budget, random, until=1.0 if jitter is None else _NOMINAL)
     race.begin()
     if race.best.best is None:
         raise ConfigError(
@@ -77,7 +84,9 @@ def search(
             "or cut the model into more stages"
         )
     race.run()
-    return _found(job, race, budget)
+    if jitter is None:
+        return _found(job, race, budget)
+    return _found_hardened(job, race, budget, hardened(race, jitter, budget, seed=seed))
 
 
 def _compile() -> None:
@@ -119,4 +128,23 @@ def _found(job: Job, race: Race, budget: Budget) -> Found:
         placement=best.candidate.label,
         moves=budget.moves,
         elapsed_s=budget.elapsed_s,
+    )
+
+
+def _found_hardened(job: Job, race: Race, budget: Budget, best: Hardened) -> Found:
+    nominal_s = evaluated(best.arm.instance, best.tokens, spans=job.spans)
+    assert nominal_s is not None
+    return replace(
+        _found(job, race, budget),
+        schedule=schedule_of(
+            best.tokens,
+            best.arm.candidate.placement,
+            microbatches=job.microbatches,
+            name="found",
+        ),
+        costs=best.arm.candidate.costs,
+        value_s=nominal_s,
+        named=best.named,
+        placement=best.arm.candidate.label,
+        quantile_s=best.quantile_s,
     )
