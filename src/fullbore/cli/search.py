@@ -153,6 +153,16 @@ def search(
             rich_help_panel=_EFFORT,
         ),
     ] = None,
+    prove: Annotated[
+        float | None,
+        typer.Option(
+            "--prove",
+            metavar="S",
+            help="Then try for S seconds a placement to prove that nothing is faster; for small "
+            "schedules (needs OR-tools: pip install 'fullbore[search]').",
+            rich_help_panel=_EFFORT,
+        ),
+    ] = None,
     seed: Annotated[
         int,
         typer.Option(metavar="N", help="Of the random numbers.", rich_help_panel=_EFFORT),
@@ -196,7 +206,7 @@ def search(
     with _interruptible() as interrupted, _progress() as report:
         limits = Limits(time_s=time_limit, moves=iterations, stop=lambda: bool(interrupted))
         varies = Jitter(deviation=jitter) if robust else None
-        found = find(job, limits=limits, jitter=varies, seed=seed, report=report)
+        found = find(job, limits=limits, jitter=varies, prove_s=prove, seed=seed, report=report)
     _hand_over(job, found, output, output_costs, as_json=as_json)
 
 

@@ -15,9 +15,10 @@ from fullbore.cost import Costs
 from fullbore.errors import ConfigError
 from fullbore.ir import Schedule
 from fullbore.schedules.numbers import check_numbers
-from fullbore.search.arm import Arm
+from fullbore.search.arm import CLOSE, Arm
 from fullbore.search.budget import Budget, Limits, Progress
 from fullbore.search.candidates import Job, Named, candidates, evaluated
+from fullbore.search.exact import prove
 from fullbore.search.improve import seed_kernels
 from fullbore.search.race import Race
 from fullbore.search.robust import Hardened, Jitter, hardened
@@ -60,15 +61,18 @@ def search(
     *,
     limits: Limits | None = None,
     jitter: Jitter | None = None,
+    prove_s: float | None = None,
     seed: int = 0,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Found:
     """The best schedule found within the limits; never worse than a named one that fits.
 
     jitter: for a schedule that is good on most steps, rather than on one where nothing varies; what
-    is searched for is the quantile then. report: called now and then. Raises ScheduleError or
-    ConfigError where P, v or M do not fit the costs, or not even one microbatch fits the memory
-    limit; CostsError where a limit in bytes meets costs without bytes.
+    is searched for is the quantile then. prove_s: for so many seconds a placement, after that, look
+    for a proof that nothing is faster, or for what is (see `exact`). report: called now and then.
+
+    Raises ScheduleError or ConfigError where P, v or M do not fit the costs, or not even one
+    microbatch fits the memory limit; CostsError where a limit in bytes meets costs without bytes.
     """
     check_numbers(ranks=job.ranks, microbatches=job.microbatches)
     _compile()
@@ -84,9 +88,24 @@ def search(
             "or cut the model into more stages"
         )
     race.run()
+    if prove_s is not None:
+        _prove(race, prove_s, spans=job.spans)
     if jitter is None:
         return _found(job, race, budget)
     return _found_hardened(job, race, budget, hardened(race, jitter, budget, seed=seed))
+
+
+def _prove(race: Race, time_s: float, *, spans: bool) -> None:
+    """Raise the bounds of the arms that may have something better, or find it."""
+    for arm in race.open_arms:
+        proof = prove(
+            arm.instance, size=arm.size, below_s=race.best.best_s, time_s=time_s, spans=spans
+        )
+        if proof.tokens is not None:
+            value_s = evaluated(arm.instance, proof.tokens, spans=spans)
+            if value_s is not None:
+                arm.take("proof", proof.tokens, value_s)
+        arm.bound_s = max(arm.bound_s, min(proof.bound_s * (1 - CLOSE), race.best.best_s))
 
 
 def _compile() -> None:
