@@ -15,17 +15,14 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+from profiles import Profile, Published, published, uneven
 
-from profiles import Profile, Published, published, uneven  # noqa: E402
-
-from fullbore.cost import Costs  # noqa: E402
-from fullbore.search import Found, Job, Limits, MemoryLimit, search  # noqa: E402
-from fullbore.sim import simulate  # noqa: E402
-from fullbore.timeline import Summary, summarize  # noqa: E402
-from fullbore.verify import check  # noqa: E402
+from fullbore.cost import Costs
+from fullbore.search import Found, Job, Limits, MemoryLimit, search
+from fullbore.sim import simulate
+from fullbore.timeline import Summary, summarize
+from fullbore.verify import check
 
 missed: list[str] = []
 
@@ -121,7 +118,7 @@ COLUMNS = (
 def published_table(time_s: float) -> None:
     """Makespan and span at several limits, beside the printed span bubbles."""
     heading(
-        "Published profiles. In microbatches a W holds as much as its F; in bytes what the paper says.",
+        "Published profiles. In microbatches a W holds what its F does; in bytes what the paper says",
         *("profile", "memory", "objective", "printed", *COLUMNS),
     )
     for one in published():
