@@ -20,7 +20,7 @@ _BACKWARD_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """P, M, v, G and k, and what leaves for the host, as they were typed; None where they were not."""
+    """P, M, v, G, k and what leaves for the host, as typed; None where they were not."""
 
     ranks: int | None
     microbatches: int | None

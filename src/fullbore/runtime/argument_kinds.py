@@ -47,10 +47,9 @@ def _is_tied(value: Any) -> bool:
 
 
 def _is_recompute(value: Any) -> bool:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return (
-        value in ("none", "full", "placed") if isinstance(value, str) else is_number and value >= 0
-    )
+    if isinstance(value, str):
+        return value in ("none", "full", "placed")
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_folder(value: Any) -> bool:
