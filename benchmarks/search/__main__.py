@@ -118,7 +118,7 @@ COLUMNS = (
 def published_table(time_s: float) -> None:
     """Makespan and span at several limits, beside the printed span bubbles."""
     heading(
-        "Published profiles. In microbatches a W holds what its F does; in bytes what the paper says",
+        "Published profiles. In microbatches a W holds what its F does, in bytes what its paper says",
         *("profile", "memory", "objective", "printed", *COLUMNS),
     )
     for one in published():
