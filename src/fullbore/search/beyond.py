@@ -23,6 +23,7 @@ from fullbore.search.tokens import Tokens, schedule_of
 __all__ = ["Beyond", "search_beyond"]
 
 _ROOMIER = (2.0, None)  # times the limit
+_RACING = 0.6  # share of the time for each of them; the rest is for bringing schedules within it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +47,19 @@ def search_beyond(
         arms = [
             Arm(one, spans=job.spans) for one in candidates(replace(roomier, memory_limit=limit))
         ]
-        begin, until = (since + (1 - since) * (number + k) / len(_ROOMIER) for k in (0, 1))
-        race = Race(arms, budget, random, begin=begin, until=until)
+        share = (1 - since) / len(_ROOMIER)
+        begin = since + share * number
+        raced = begin + share * _RACING
+        race = Race(arms, budget, random, begin=begin, until=raced, told_s=below_s)
         race.begin()
         race.run()
         bound_s = min(bound_s, race.bound_s)
-        for arm, tokens in _offered(race):
-            found = _within(job, arm, tokens, below_s=below_s)
+        for one in _offered(race):
+            if one.value_s >= below_s or budget.is_spent(begin + share):
+                break  # what is added to a schedule makes it no shorter
+            found = _within(job, one, below_s=below_s)
             if found is not None:
-                best, placement, below_s = found, arm.candidate.label, found.value_s
+                best, placement, below_s = found, one.arm.candidate.label, found.value_s
     return Beyond(best=best, placement=placement, bound_s=bound_s)
 
 
@@ -62,17 +67,33 @@ def _times(limit: MemoryLimit, times: float) -> MemoryLimit:
     return replace(limit, amount=limit.amount * times)
 
 
-def _offered(race: Race) -> list[tuple[Arm, Tokens]]:
-    """The best of each arm, what the heats ended with, and every named schedule."""
-    offered = [(arm, arm.best) for arm in race.arms if arm.best is not None]
-    offered += [(arm, start.tokens) for arm, start in race.finalists]
-    return offered + [(arm, one.tokens) for arm in race.arms for one in arm.candidate.named]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offer:
+    arm: Arm
+    tokens: Tokens
+    value_s: float
 
 
-def _within(job: Job, arm: Arm, tokens: Tokens, *, below_s: float) -> Relieved | None:
+def _offered(race: Race) -> list[_Offer]:
+    """The best of each arm, what the heats ended with, and every named schedule; best first."""
+    offered = [
+        _Offer(arm=arm, tokens=arm.best, value_s=arm.best_s)
+        for arm in race.arms
+        if arm.best is not None
+    ]
+    for arm, start in race.finalists:
+        offered.append(_Offer(arm=arm, tokens=start.tokens, value_s=start.value_s))
+    for arm in race.arms:
+        for one in arm.candidate.named:
+            offered.append(_Offer(arm=arm, tokens=one.tokens, value_s=one.value_s))
+    return sorted(offered, key=lambda offer: offer.value_s)
+
+
+def _within(job: Job, offer: _Offer, *, below_s: float) -> Relieved | None:
     assert job.memory_limit is not None
+    arm = offer.arm
     schedule = schedule_of(
-        tokens, arm.candidate.placement, microbatches=job.microbatches, name="found"
+        offer.tokens, arm.candidate.placement, microbatches=job.microbatches, name="found"
     )
     return relieve(
         schedule,
