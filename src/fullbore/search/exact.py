@@ -18,7 +18,7 @@ from fullbore.errors import ConfigError
 from fullbore.search.instance import Instance
 from fullbore.search.tokens import Tokens
 
-__all__ = ["MOST_TOKENS", "Proof", "prove"]
+__all__ = ["MOST_TOKENS", "Proof", "check_provable", "prove"]
 
 MOST_TOKENS = 2000
 """Beyond this many actions a proof is out of reach, and only the model would take minutes."""
@@ -37,17 +37,21 @@ class Proof:
     tokens: Tokens | None
 
 
-def prove(instance: Instance, *, size: int, below_s: float, time_s: float, spans: bool) -> Proof:
-    """Look for programs whose objective is at most below_s, or for a proof that there are none.
-
-    size: actions of a schedule of this instance. Single-threaded. Raises ConfigError where OR-tools
-    is not installed, or the schedule is too large for it.
-    """
+def check_provable(size: int) -> None:
+    """Raise ConfigError where OR-tools is not installed, or so many actions are too many for it."""
+    _solver()
     if size > MOST_TOKENS:
         raise ConfigError(
             f"the schedule has {size} actions, and proofs are for {MOST_TOKENS} at the most: leave "
             "--prove out, or choose a smaller M"
         )
+
+
+def prove(instance: Instance, *, below_s: float, time_s: float, spans: bool) -> Proof:
+    """Look for programs whose objective is at most below_s, or for a proof that there are none.
+
+    Single-threaded. For what `check_provable` lets through.
+    """
     return _Model(instance, below_s, spans=spans).solve(time_s)
 
 

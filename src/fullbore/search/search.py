@@ -19,7 +19,7 @@ from fullbore.search.arm import CLOSE, Arm
 from fullbore.search.beyond import Beyond, search_beyond
 from fullbore.search.budget import Budget, Limits, Progress
 from fullbore.search.candidates import Job, Named, candidates, evaluated
-from fullbore.search.exact import prove
+from fullbore.search.exact import check_provable, prove
 from fullbore.search.improve import seed_kernels
 from fullbore.search.race import Race
 from fullbore.search.relief import check_means, keeping_all
@@ -86,6 +86,8 @@ def search(
     random = np.random.default_rng(seed)
     plain = replace(job, costs=keeping_all(job.costs)) if job.means else job
     arms = [Arm(one, spans=job.spans) for one in candidates(plain)]
+    if prove_s is not None:
+        check_provable(max(arm.size for arm in arms))
     until = _NOMINAL if jitter is not None or job.means else 1.0
     race = Race(arms, budget, random, until=until)
     race.begin()
@@ -125,9 +127,7 @@ def _check_means(job: Job, jitter: Jitter | None) -> None:
 def _prove(race: Race, time_s: float, *, spans: bool) -> None:
     """Raise the bounds of the arms that may have something better, or find it."""
     for arm in race.open_arms:
-        proof = prove(
-            arm.instance, size=arm.size, below_s=race.best.best_s, time_s=time_s, spans=spans
-        )
+        proof = prove(arm.instance, below_s=race.best.best_s, time_s=time_s, spans=spans)
         if proof.tokens is not None:
             value_s = evaluated(arm.instance, proof.tokens, spans=spans)
             if value_s is not None:
