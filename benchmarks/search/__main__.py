@@ -2,7 +2,8 @@
 
 python benchmarks/search [--help]
 
-Three tables: published profiles under several memory limits; uneven profiles as they occur; sizes.
+Four tables: published profiles under several memory limits; uneven profiles as they occur; sizes;
+and limits that only OFFLOAD and R can keep.
 Exit status 1 where a goal is missed: never worse than the best named schedule that fits; on the
 published profiles at 1F1B's memory a makespan at most 1 % above the bound for P = 8, and span
 bubbles at most those printed for ZB-1p (1F1B's memory) and ZB-2p (twice that).
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from profiles import Profile, Published, published, uneven
 
 from fullbore.cost import Costs
-from fullbore.search import Found, Job, Limits, MemoryLimit, search
+from fullbore.search import MEANS, Found, Job, Limits, Means, MemoryLimit, search
 from fullbore.sim import simulate
 from fullbore.timeline import Summary, summarize
 from fullbore.verify import check
@@ -32,7 +33,12 @@ def main() -> None:
     args = arguments()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     print(f"{platform.machine()}, {cores} cores, Python {platform.python_version()}")
-    tables = {"published": published_table, "uneven": uneven_table, "sizes": sizes_table}
+    tables = {
+        "published": published_table,
+        "uneven": uneven_table,
+        "sizes": sizes_table,
+        "beyond": beyond_table,
+    }
     for name in args.tables or tables:
         tables[name](args.time_limit)
     if missed:
@@ -42,7 +48,9 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(description=lines[0])
-    parser.add_argument("tables", nargs="*", help="published, uneven or sizes; all by default")
+    parser.add_argument(
+        "tables", nargs="*", help="published, uneven, sizes, beyond; all by default"
+    )
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds a search (10)")
     return parser.parse_args()
 
@@ -63,7 +71,14 @@ class Result:
         return f"{best.name} +{(best.value_s / self.found.value_s - 1) * 100:.1f} %"
 
 
-def look(profile: Profile, limit: str, *, time_s: float, spans: bool = False) -> Result:
+def look(
+    profile: Profile,
+    limit: str,
+    *,
+    time_s: float,
+    spans: bool = False,
+    means: tuple[Means, ...] = (),
+) -> Result:
     """One search, checked."""
     job = Job(
         costs=profile.costs,
@@ -72,6 +87,7 @@ def look(profile: Profile, limit: str, *, time_s: float, spans: bool = False) ->
         virtual_stages=None,
         memory_limit=MemoryLimit.parse(limit),
         spans=spans,
+        means=means,
     )
     found = search(job, limits=Limits(time_s=time_s))
     check(found.schedule)
@@ -99,6 +115,7 @@ def bubble(share: float) -> str:
 def cells(result: Result) -> tuple[str, ...]:
     """The columns that all tables end in."""
     return (
+        f"{result.summary.makespan_s * 1e3:.0f} ms",
         bubble(result.summary.bubble_fraction),
         bubble(result.summary.span_bubble_fraction),
         f"{result.found.gap * 100:.2f} %",
@@ -110,7 +127,7 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 COLUMNS = (
-    *("bubble", "span bubble", "gap at most", "best named takes", "placement"),
+    *("makespan", "bubble", "span bubble", "gap at most", "best named takes", "placement"),
     *("peak activations", "s"),
 )
 
@@ -118,7 +135,7 @@ COLUMNS = (
 def published_table(time_s: float) -> None:
     """Makespan and span at several limits, beside the printed span bubbles."""
     heading(
-        "Published profiles. In microbatches a W holds what its F does, in bytes what its paper says",
+        "Published profiles. In microbatches a W holds what its F does; in bytes, the paper's",
         *("profile", "memory", "objective", "printed", *COLUMNS),
     )
     for one in published():
@@ -176,6 +193,39 @@ def sizes_table(time_s: float) -> None:
             name=f"{ranks}, {microbatches}", ranks=ranks, microbatches=microbatches, costs=costs
         )
         row(profile.name, seconds, *cells(look(profile, "1x", time_s=float(seconds))))
+
+
+def beyond_table(time_s: float) -> None:
+    """A stage keeps 1 GB of a microbatch, 0.7 GB between I and W, 0.1 GB to be made again from."""
+    heading(
+        "Beyond the limit: 8 ranks, 2 stages each, M = 32, F = I = 10 ms, W = 8 ms",
+        *("memory of a rank", "to the host", "allowed", *COLUMNS),
+    )
+    again = {"recompute_input_bytes": 1e8, "recompute_s": 0.008}
+    for limit in ("8GB", "4GB", "2.2GB"):
+        for host, means in (
+            (None, ()),
+            (None, ("recompute",)),
+            (200e9, ("offload",)),
+            (200e9, MEANS),
+        ):
+            costs = Costs.uniform(
+                stages=16,
+                forward_s=0.010,
+                input_grad_s=0.010,
+                weight_grad_s=0.008,
+                activation_bytes=1e9,
+                input_grad_held_bytes=0.7e9,
+                hop_s=5e-4,
+                offload_bytes_per_s=host,
+            )
+            if "recompute" in means:
+                stages = tuple(stage.model_copy(update=again) for stage in costs.stages)
+                costs = costs.model_copy(update={"stages": stages})
+            profile = Profile(name="beyond", ranks=8, microbatches=32, costs=costs)
+            result = look(profile, limit, time_s=time_s, means=means)
+            speed = "" if host is None else f"{host / 1e9:g} GB/s"
+            row(limit, speed, " or ".join(means), *cells(result))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ the bound is the one without.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -54,10 +55,12 @@ def search_beyond(
         race.begin()
         race.run()
         bound_s = min(bound_s, race.bound_s)
-        for one in _offered(race):
-            if one.value_s >= below_s or budget.is_spent(begin + share):
-                break  # what is added to a schedule makes it no shorter
-            found = _within(job, one, below_s=below_s)
+        for together, one in product((True, False), _offered(race)):
+            if budget.is_spent(begin + share):
+                break
+            if one.value_s >= below_s:
+                continue  # what is added to a schedule makes it no shorter
+            found = _within(job, one, together=together, below_s=below_s)
             if found is not None:
                 best, placement, below_s = found, one.arm.candidate.label, found.value_s
     return Beyond(best=best, placement=placement, bound_s=bound_s)
@@ -89,7 +92,7 @@ def _offered(race: Race) -> list[_Offer]:
     return sorted(offered, key=lambda offer: offer.value_s)
 
 
-def _within(job: Job, offer: _Offer, *, below_s: float) -> Relieved | None:
+def _within(job: Job, offer: _Offer, *, together: bool, below_s: float) -> Relieved | None:
     assert job.memory_limit is not None
     arm = offer.arm
     schedule = schedule_of(
@@ -100,6 +103,7 @@ def _within(job: Job, offer: _Offer, *, below_s: float) -> Relieved | None:
         recut(job.costs, stages=arm.instance.stages),
         limit=job.memory_limit,
         means=job.means,
+        together=together,
         spans=job.spans,
         below_s=below_s,
     )

@@ -1,9 +1,10 @@
 """Memory beyond the limit, for schedules that need it: activations that leave, or are made again.
 
 A schedule found for more memory than there is can still be had: where a rank holds too much, its
-activations go to the host after their forward (OFFLOAD) or are dropped and computed again (R). Rank
-by rank, of all ways that bring it within the limit the one is taken after which the whole ends
-soonest. Times and memory are the simulator's, copies included.
+activations go to the host after their forward (OFFLOAD) or are dropped and computed again (R). Of
+all ways that bring a rank within the limit the one is taken after which the whole ends soonest,
+for all such ranks together, or for one after the other. Times and memory are the simulator's,
+copies included.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["MEANS", "Means", "Relieved", "check_means", "keeping_all", "relieve"
 Means = Literal["offload", "recompute"]
 MEANS: tuple[Means, ...] = ("offload", "recompute")
 
-_AHEAD = (0, 1, 2, 4)  # compute actions between a RELOAD, or an R, and its backward
+_AHEAD = (0, 1)  # compute actions between a RELOAD, or an R, and its backward
 
 Floats = npt.NDArray[np.float64]
 
@@ -69,12 +70,14 @@ def relieve(
     *,
     limit: MemoryLimit,
     means: Sequence[Means],
+    together: bool,
     spans: bool,
     below_s: float,
 ) -> Relieved | None:
     """The schedule within the limit, if it can be had with an objective under below_s.
 
-    costs: those of the schedule's stages, as they are where one recomputes.
+    costs: those of the schedule's stages, as they are where one recomputes. together: the same way
+    for every rank that holds too much, which is quick; else each has its own.
     """
     amount = limit.resolve(
         keeping_all(costs), ranks=schedule.ranks, microbatches=schedule.microbatches
@@ -82,12 +85,12 @@ def relieve(
     in_bytes = limit.counts_bytes(costs)
     look = _Look(full_costs=costs, in_bytes=in_bytes, spans=spans)
     now = look.judge(schedule, frozenset())
-    for rank in np.flatnonzero(now.peaks > amount).tolist():
-        ways = [way for way in look.ways(now, rank, means) if way.peaks[rank] <= amount]
-        ways = [way for way in ways if way.value_s < below_s]
-        if not ways:
+    over = np.flatnonzero(now.peaks > amount)
+    for ranks in [over] if together else over.reshape(-1, 1):
+        ways = [way for way in look.ways(now, ranks, means) if (way.peaks[ranks] <= amount).all()]
+        now = min(ways, key=lambda way: way.value_s, default=now)
+        if not ways or now.value_s >= below_s:
             return None
-        now = min(ways, key=lambda way: way.value_s)
     return now if (now.peaks <= amount).all() and now.value_s < below_s else None
 
 
@@ -112,10 +115,12 @@ class _Look:
             peaks=np.array([curve.peak for curve in curves]),
         )
 
-    def ways(self, now: Relieved, rank: int, means: Sequence[Means]) -> Iterator[Relieved]:
-        """Every way to lighten one rank."""
+    def ways(
+        self, now: Relieved, ranks: npt.NDArray[np.int64], means: Sequence[Means]
+    ) -> Iterator[Relieved]:
+        """Every way to lighten these ranks."""
         home = np.array(now.schedule.placement.stage_to_rank)
-        stages = np.flatnonzero(home == rank).tolist()
+        stages = np.flatnonzero(np.isin(home, ranks)).tolist()
         again = _recomputing(now.costs)
         if "offload" in means:
             for away in (1, now.schedule.ranks):
