@@ -21,7 +21,7 @@ _COUNTED = "What is counted"
 Config = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[CONFIG]",
+        metavar="CONFIG",
         help="A Hugging Face config.json, or a folder that has one.",
         show_default=False,
     ),
@@ -150,14 +150,14 @@ def model(
         bool, option(_STATES, "--fp8-param-gather", help="8-bit weights and inputs of products.")
     ] = False,
     data_parallel: Annotated[
-        int,
+        int | None,
         option(
             _STATES,
             "--data-parallel-size",
             metavar="D",
-            help="Replicas that a sharded optimizer is spread over.",
+            help="Replicas that a sharded optimizer is spread over: as few as there can be.",
         ),
-    ] = 1,
+    ] = None,
     distributed_optimizer: Annotated[
         bool,
         option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import gcd
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
@@ -44,7 +45,7 @@ class Asked:
     flash: bool | None
     kernels: str
     precisions: tuple[str, ...]
-    data_parallel: int
+    data_parallel: int | None
     sharding: str | None
     causal: bool
     tokens_per_s: float | None
@@ -128,10 +129,11 @@ def read_setting(asked: Asked) -> Setting:
     """The model and its price. Raises ModelError, or ConfigError naming the flag."""
     name, shape, given = _read_model(asked)
     precision = Precision.named(_precision(asked, given))
+    split = _split(asked, given)
     setting = Setting(
         name=name,
         shape=shape,
-        split=_split(asked, given),
+        split=split,
         sequence=_sequence(asked, given, shape),
         microbatch=_first(asked.microbatch, given.microbatch, 1),
         recompute=_recompute(asked, given),
@@ -139,7 +141,7 @@ def read_setting(asked: Asked) -> Setting:
         kernels=_kernels(asked, given),
         causal=asked.causal,
         sharding=cast(Sharding, asked.sharding or given.sharding or "no_shard"),
-        data_parallel=asked.data_parallel,
+        data_parallel=_replicas(asked, split),
         tokens_per_s=asked.tokens_per_s,
         peak_tflops=asked.peak_tflops,
         given=given,
@@ -182,6 +184,16 @@ def _split(asked: Asked, given: Given) -> Split:
         expert=_first(asked.expert, given.expert, 1),
         expert_tensor=asked.expert_tensor if asked.expert_tensor else given.expert_tensor,
     )
+
+
+def _replicas(asked: Asked, split: Split) -> int:
+    """As typed, or as few as experts spread over that many ranks can have."""
+    if asked.data_parallel is not None:
+        if asked.data_parallel < 1:
+            raise ConfigError(f"--data-parallel-size {asked.data_parallel}: it must be 1 or more")
+        return asked.data_parallel
+    groups = split.expert * split.width_of_experts
+    return max(1, groups // gcd(groups, max(1, split.context * split.tensor)))
 
 
 def _sequence(asked: Asked, given: Given, shape: ModelShape) -> int:

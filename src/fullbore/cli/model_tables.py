@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fullbore.cli.figures import counted
+from fullbore.cli.figures import counted, percent
 from fullbore.cli.model_inputs import Setting
 from fullbore.cli.output import table
 from fullbore.cost.model.piece import Kept, Piece, Product
@@ -140,7 +140,7 @@ def _conclusions(setting: Setting) -> list[str]:
     if setting.tokens_per_s is not None and setting.peak_tflops is not None:
         share = setting.tokens_per_s / (setting.peak_tflops * 1e12)
         lines.append(
-            f"utilization       MFU {model * share:.1%}, HFU {hardware * share:.1%} at "
+            f"utilization       MFU {percent(model * share)}, HFU {percent(hardware * share)} at "
             f"{_figure(setting.tokens_per_s)} tokens/s a GPU of {_figure(setting.peak_tflops)} "
             "TFLOP/s, dense"
         )
@@ -154,7 +154,8 @@ def _states(setting: Setting) -> str:
         f"states            {_figure(held.bytes / 2**30)} GiB if one rank had all pieces: weights "
         f"{_figure(held.weights_bytes / 2**30)}, gradients "
         f"{_figure(held.gradients_bytes / 2**30)}, optimizer "
-        f"{_figure(held.optimizer_bytes / 2**30)}; {_figure(each)} bytes a parameter"
+        f"{_figure(held.optimizer_bytes / 2**30)}; {_figure(each)} bytes a parameter "
+        f"({setting.sharding}, {counted(setting.data_parallel, 'replica')})"
     )
 
 
