@@ -28,6 +28,8 @@ class Core:
     """What lies between the projections, as much of it as this rank has.
 
     width: of a query and a key, value_width: of a value. window, softcap: as in `Attention`.
+    joined: width of the tensor that unfused values are a view of, 0 for their own. assembled:
+    whether unfused queries are put together of a rotated part and another.
     """
 
     heads: int
@@ -36,13 +38,15 @@ class Core:
     value_width: int
     window: int | None = None
     softcap: bool = False
+    joined: int = 0
+    assembled: bool = False
 
 
 def attention(frame: Frame, shape: Attention) -> tuple[Part, ...]:
     """All steps; the input, which the layer's norm made, is kept by the layer."""
     cut = frame.split.tensor
     heads, groups = shape.heads // cut, max(1, shape.groups // cut)
-    inner = heads * shape.width
+    inner, assembled = heads * shape.width, frame.unfused.assembled
     whole = Core(
         heads=heads,
         groups=groups,
@@ -50,6 +54,8 @@ def attention(frame: Frame, shape: Attention) -> tuple[Part, ...]:
         value_width=shape.width,
         window=shape.window,
         softcap=shape.softcap,
+        joined=shape.width * (heads + 2 * groups) if frame.unfused.joint_qkv else 0,
+        assembled=0 < shape.rotary < 1 if assembled is None else assembled,
     )
     qkv, out = "attention query, key, value", "attention projection"
     return (
@@ -137,15 +143,35 @@ def _products(frame: Frame, shape: Core) -> tuple[Product, ...]:
 
 
 def _inputs(frame: Frame, shape: Core) -> tuple[Kept, ...]:
-    """Queries, keys and values; unfused, and without flash attention, one copy of them a head."""
-    groups = shape.heads if frame.eager and not frame.kernels.flash else shape.groups
+    """Queries, keys and values, and the output where its product keeps another copy of it."""
+    if frame.eager:
+        return _unfused_inputs(frame, shape)
     kept = [
         frame.whole("queries", shape.heads * shape.width),
-        frame.whole("keys", groups * shape.width),
-        frame.whole("values", groups * shape.value_width),
+        frame.whole("keys", shape.groups * shape.width),
+        frame.whole("values", shape.groups * shape.value_width),
     ]
     if frame.kernels.flash and frame.precision.product_input != frame.bytes:
         # The kernel's own copy: the product that follows keeps it in fewer bits.
+        kept.append(frame.whole("attention output", shape.heads * shape.value_width))
+    return tuple(kept)
+
+
+def _unfused_inputs(frame: Frame, shape: Core) -> tuple[Kept, ...]:
+    """Without flash attention, keys and values are copied out to every head."""
+    flash = frame.kernels.flash
+    groups = shape.groups if flash else shape.heads
+    each = 4.0 if frame.unfused.scores_32 and not flash else frame.bytes
+    kept = [
+        replace(frame.whole("queries", shape.heads * shape.width), bytes_each=each),
+        replace(frame.whole("keys", groups * shape.width), bytes_each=each),
+    ]
+    if flash and shape.joined:
+        kept.append(frame.whole("values, and what they are a view of", shape.joined))
+    else:
+        kept.append(frame.whole("values", groups * shape.value_width))
+    if flash and shape.assembled:
+        # A query that was put together lies head by head, and so does the kernel's output.
         kept.append(frame.whole("attention output", shape.heads * shape.value_width))
     return tuple(kept)
 
@@ -156,7 +182,7 @@ def _scores(frame: Frame, shape: Core) -> tuple[Kept, ...]:
         return (Kept(name="softmax statistics", elements=elements, bytes_each=4.0),)
     elements = frame.tokens * frame.sequence * shape.heads
     kept = [Kept(name="softmax", elements=elements, bytes_each=frame.bytes)]
-    if frame.eager and frame.bytes < 4.0:
+    if frame.eager and frame.bytes < 4.0 and frame.unfused.softmax_32:
         kept.append(Kept(name="softmax, 32 bits", elements=elements, bytes_each=4.0))
     if shape.softcap and frame.eager:
         kept.append(Kept(name="capped scores", elements=elements, bytes_each=frame.bytes))

@@ -59,7 +59,11 @@ def _choices(frame: Frame, shape: Experts) -> tuple[Kept, ...]:
     if not frame.eager:
         return ()
     chosen = frame.cut_tokens * shape.chosen
+    copied = frame.unfused.router_32 and frame.bytes < 4.0
+    elements = frame.cut_tokens * frame.hidden if copied else 0.0
+    copy = Kept(name="router input, 32 bits", elements=elements, bytes_each=4.0, until="W")
     return (
+        *((copy,) if copied else ()),
         Kept(name="chosen experts", elements=chosen, bytes_each=8.0),
         Kept(name="chosen weights", elements=chosen, bytes_each=4.0),
         Kept(name="sum of weights", elements=frame.cut_tokens, bytes_each=4.0),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fullbore.cost.model.config import Config
-from fullbore.cost.model.shape import Norm
+from fullbore.cost.model.shape import Norm, Unfused
 from fullbore.errors import ModelError
 
 __all__ = ["Family", "Mixture", "family_of", "known"]
@@ -44,7 +44,7 @@ class Family:
     names: its own names of usual keys. needs: keys whose default is not the usual one. grouped:
     whether `num_key_value_heads` means anything. A bias is there, or not, or as a key says that is
     named. norms_before, norms_after, parallel: as in `LayerShape`. latent: attention of low rank.
-    dropout: its default.
+    dropout: its default. unfused: as in `ModelShape`.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -73,6 +73,7 @@ class Family:
     latent: bool = False
     mixture: Mixture | None = None
     dropout: float = 0.0
+    unfused: Unfused = field(default_factory=Unfused)
 
 
 def known() -> tuple[str, ...]:
@@ -93,7 +94,14 @@ def family_of(data: Mapping[str, object]) -> Family:
 
 _KV, _KV_AND_WIDTH = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
 _LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
-_OLMO2 = replace(_LLAMA, mlp_bias=False, norms_before=0, norms_after=2, qk_norm="all")
+_OLMO2 = replace(
+    _LLAMA,
+    unfused=Unfused(norm_32=True),
+    mlp_bias=False,
+    norms_before=0,
+    norms_after=2,
+    qk_norm="all",
+)
 _GEMMA = replace(
     _LLAMA,
     mlp_bias=False,
@@ -101,6 +109,7 @@ _GEMMA = replace(
     needs=_KV_AND_WIDTH,
     activation="gelu_pytorch_tanh",
     names={"hidden_act": "hidden_activation"},
+    unfused=Unfused(norm_32=True),
 )
 _GPT_NAMES = {
     "hidden_size": "n_embd",
@@ -125,11 +134,13 @@ _GPT2 = Family(
     positions=1024,
     rotary=0.0,
     dropout=0.1,
+    unfused=Unfused(softmax_32=False),
 )
 _DEEPSEEK = Family(
     latent=True,
     qkv_bias="attention_bias",
     needs=("kv_lora_rank",),
+    unfused=Unfused(router_32=True),
     mixture=Mixture(shared="n_shared_experts", counted=True),
 )
 
@@ -166,6 +177,7 @@ def _gpt_neox(config: Config) -> Family:
         bias_default=True,
         rotary=0.25,
         names={"partial_rotary_factor": "rotary_pct"},
+        unfused=Unfused(joint_qkv=True),
     )
 
 
@@ -190,6 +202,7 @@ def _falcon(config: Config) -> Family:
         mlp_bias="bias",
         tied=True,
         rotary=0.0 if config.flag("alibi", default=False) else 1.0,
+        unfused=Unfused(softmax_32=False),
     )
 
 
@@ -257,6 +270,7 @@ def _glm4_moe(config: Config) -> Family:
         qk_norm="head" if normed else "none",
         mixture=Mixture(shared="n_shared_experts", counted=True, score_bias=True),
         rotary=0.5,
+        unfused=Unfused(router_32=True),
     )
 
 
@@ -306,6 +320,7 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
         out_bias="attention_bias",
         bias_default=True,
         sinks=True,
+        unfused=Unfused(softmax_32=False, norm_32=True),
         windows="even",
         mixture=Mixture(width="intermediate_size", bias=True, router_bias=True),
     ),
@@ -319,6 +334,7 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
         parallel=True,
         mlp_bias=True,
         head_bias=True,
+        unfused=Unfused(scores_32=True, assembled=False),
     ),
     "granite": _LLAMA,
     "granitemoe": _granitemoe,
@@ -332,7 +348,11 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
     "olmoe": _olmoe,
     "opt": _opt,
     "phi": _phi,
-    "phi3": Family(windows="all", names={"hidden_dropout": "resid_pdrop"}),
+    "phi3": Family(
+        windows="all",
+        names={"hidden_dropout": "resid_pdrop"},
+        unfused=Unfused(joint_qkv=True, assembled=True),
+    ),
     "qwen2": Family(qkv_bias=True, needs=_KV, windows="late"),
     "qwen2_moe": Family(
         qkv_bias="qkv_bias",

@@ -6,10 +6,11 @@ C  tokens where the sequence is cut too: T / t with sequence parallelism, else T
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from fullbore.cost.model.piece import Action, Collective, Kept, Product, Traffic, Weights
+from fullbore.cost.model.shape import Unfused
 from fullbore.cost.model.split import Kernels, Precision, Split
 
 __all__ = ["Frame", "Part", "join", "moves"]
@@ -32,6 +33,7 @@ class Frame:
     causal: bool
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+    unfused: Unfused = field(default_factory=Unfused)
 
     @property
     def tokens(self) -> float:

@@ -93,6 +93,7 @@ def _shape(config: Config, family: Family) -> ModelShape:
         mtp_layers=max(
             config.number(key, 0, least=0) for key in ("num_nextn_predict_layers", "num_mtp_layers")
         ),
+        unfused=family.unfused,
     )
 
 

@@ -34,6 +34,8 @@ def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
                 width=width,
                 value_width=shape.value_width,
                 window=shape.window,
+                joined=heads * (shape.plain_width + shape.value_width),
+                assembled=True,
             ),
         ),
         Part(kept=(frame.whole("attention projection input", inner, until_weight=True),)),

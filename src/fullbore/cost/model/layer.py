@@ -50,6 +50,7 @@ def pieces(
         causal=causal,
         hidden_dropout=shape.hidden_dropout,
         attention_dropout=shape.attention_dropout,
+        unfused=shape.unfused,
     )
     ends = embedding(frame, shape), head(frame, shape)
     first, last = (_assemble(frame, parts, Recompute()) for parts in ends)

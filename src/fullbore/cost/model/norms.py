@@ -60,11 +60,14 @@ def _kept(frame: Frame, name: str, kind: Norm, rows: float, width: int) -> tuple
     if kind in ("layer", "bare"):
         each = frame.bytes if kind == "layer" else 4.0
         return (Kept(name=f"{name} input", elements=elements, bytes_each=each), statistics)
-    return (
-        Kept(name=f"{name} input, 32 bits", elements=elements, bytes_each=4.0),
-        statistics,
-        Kept(name=f"{name} normalized", elements=elements, bytes_each=frame.bytes),
-    )
+    each = 4.0 if frame.unfused.norm_32 or kind == "centered" else frame.bytes
+    normalized = Kept(name=f"{name} normalized", elements=elements, bytes_each=each)
+    if kind == "rms":
+        inputs = Kept(name=f"{name} input, 32 bits", elements=elements, bytes_each=4.0)
+        return (inputs, statistics, normalized)
+    # Deviations from the mean, once for the variance and once to be scaled.
+    deviations = Kept(name=f"{name} deviations, twice", elements=2 * elements, bytes_each=4.0)
+    return (deviations, statistics, normalized)
 
 
 def residual(frame: Frame, name: str) -> Part:

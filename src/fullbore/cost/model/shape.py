@@ -7,7 +7,7 @@ before a mixture of experts, or windows in every second layer, are no special ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Mlp",
     "ModelShape",
     "Norm",
+    "Unfused",
 ]
 
 # RMSNorm learns one vector, LayerNorm two or, without its bias, one; OLMo's learns none.
@@ -142,6 +143,26 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unfused:
+    """What an implementation that fuses nothing keeps in its own way (Hugging Face's modules).
+
+    softmax_32: whether the softmax is computed in 32 bits, and kept in both widths. norm_32:
+    whether a norm casts back only after its weight. router_32: whether the router reads a copy in
+    32 bits. scores_32: whether queries and keys are copied to 32 bits. joint_qkv: whether values
+    are a view of one tensor with queries and keys, which stays with them. assembled: whether
+    queries are put together head by head, and flash attention's output copied after it; None:
+    where only a part of them is rotated.
+    """
+
+    softmax_32: bool = True
+    norm_32: bool = False
+    router_32: bool = False
+    scores_32: bool = False
+    joint_qkv: bool = False
+    assembled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A decoder-only transformer.
 
@@ -150,7 +171,8 @@ class ModelShape:
     tensor-parallel size (Megatron: 128; 1 for none). positions: learned positions, 0 for none.
     norm: of the layers and the end; embedding_norm: whether one stands behind the embedding.
     hidden_dropout, attention_dropout: probabilities. mtp_layers: layers of a multi-token
-    prediction that the configuration asks for; they are not part of any count here.
+    prediction that the configuration asks for; they are not part of any count here. unfused: how
+    its modules keep tensors where nothing is fused.
     """
 
     name: str
@@ -166,3 +188,4 @@ class ModelShape:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     mtp_layers: int = 0
+    unfused: Unfused = field(default_factory=Unfused)
