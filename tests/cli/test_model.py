@@ -63,11 +63,11 @@ def test_conventions_are_printed_and_matter(fullbore):
     assert "attention counted whole" in whole.out
     full = fullbore("model", LLAMA, "--recompute-granularity", "full").out
     assert "every layer, all but its input" in full
-    assert re.search(r"makes \d+ MiB again", full)
+    assert re.search(r"makes [\d.]+ MiB again", full)
     some = fullbore(
         "model", LLAMA, "--recompute-granularity", "full", "--recompute-num-layers", 2
     ).out
-    assert "layers 0 and 1" in some
+    assert "layers 0-1 " in some
     assert "layers 2-31" in some
     eager = fullbore("model", LLAMA, "--kernels", "eager", "--no-flash-attn", "--fp32").out
     assert "fp32, eager kernels without flash attention" in eager

@@ -207,10 +207,10 @@ def model(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what a model costs: parameters, FLOPs, bytes kept for the backward.
+    """Show a model's parameters, FLOPs and bytes, layer by layer.
 
-    For one rank and one microbatch, layer by layer, with embedding and head. F is the forward, I
-    and W the two halves of the backward (gradients of inputs and of weights).
+    For one rank and one microbatch, with embedding and head. Bytes are those kept for the backward.
+    F is the forward, I and W the two halves of the backward (gradients of inputs and of weights).
 
     Try: fullbore model examples/configs/llama3-8b --seq-length 8192 --explain
     """

@@ -1,4 +1,4 @@
-"""What the name of a family implies and its configuration does not say.
+"""The families that have a price, each with what its name implies.
 
 Read from the modules of transformers, and held against them in tests: parameters exactly, for
 every family here.
@@ -7,73 +7,14 @@ every family here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 from fullbore.cost.model.config import Config
-from fullbore.cost.model.shape import Norm, Unfused
+from fullbore.cost.model.family import Family, Mixture
+from fullbore.cost.model.shape import Unfused
 from fullbore.errors import ModelError
 
-__all__ = ["Family", "Mixture", "family_of", "known"]
-
-# Which layers look back only as far as the window, where `layer_types` does not say it.
-Windows = Literal["none", "all", "even", "late", "early_even", "all_but_every_4th", "pattern_6"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
-    """How a family's mixture of experts is written.
-
-    width: the key of an expert's width. shared: the key of the shared expert's width, or of how
-    many experts it is worth (counted). shared_gate, router_bias, bias, score_bias: as in `Experts`.
-    """
-
-    width: str = "moe_intermediate_size"
-    shared: str | None = None
-    counted: bool = False
-    shared_gate: bool = False
-    router_bias: bool = False
-    bias: bool = False
-    score_bias: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Traits of a family.
-
-    names: its own names of usual keys. needs: keys whose default is not the usual one. grouped:
-    whether `num_key_value_heads` means anything. A bias is there, or not, or as a key says that is
-    named. norms_before, norms_after, parallel: as in `LayerShape`. latent: attention of low rank.
-    dropout: its default. unfused: as in `ModelShape`.
-    """
-
-    names: Mapping[str, str] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    gated: bool = True
-    activation: str = "silu"
-    grouped: bool = True
-    norm: Norm = "rms"
-    norms_before: int = 2
-    norms_after: int = 0
-    parallel: bool = False
-    qk_norm: Literal["none", "head", "each_head", "all"] = "none"
-    qk_norm_kind: Norm = "rms"
-    qkv_bias: bool | str = False
-    out_bias: bool | str = False
-    mlp_bias: bool | str = False
-    bias_default: bool = False
-    head_bias: bool | str = False
-    tied: bool = False
-    windows: Windows = "none"
-    positions: int | None = None
-    embedding_norm: bool = False
-    rotary: float = 1.0
-    sinks: bool = False
-    softcap: bool = False
-    latent: bool = False
-    mixture: Mixture | None = None
-    dropout: float = 0.0
-    unfused: Unfused = field(default_factory=Unfused)
+__all__ = ["family_of", "known"]
 
 
 def known() -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fullbore.cost.model.config import Config
-from fullbore.cost.model.families import Family, family_of
+from fullbore.cost.model.families import family_of
+from fullbore.cost.model.family import Family
 from fullbore.cost.model.shape import (
     Activation,
     Attention,
