@@ -3,7 +3,8 @@
 Each stage's compute is a sleep of known length; processes, messages, autograd and the engine are
 real. Fullbore and torch.distributed.pipelining run in turn in one pool of processes, and so does
 the floor: the same order of actions over bare isend and irecv, each receive posted in advance, with
-sleeps and no autograd. DeepSpeed takes part where it is installed (see deepspeed_steps.py).
+sleeps and no autograd. "autograd" is the floor with the stages really called, forward and backward,
+which no engine can leave out. DeepSpeed takes part where it is installed (see deepspeed_steps.py).
 
 Sleeping ranks take no core, so that 8 ranks can share two; what their messages and wake-ups cost
 there is part of the result. Run it on a machine that does nothing else.
@@ -29,7 +30,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from fullbore import schedules
 from fullbore.cost import Costs
-from fullbore.ir import Kind, Schedule
+from fullbore.ir import Action, Kind, Schedule
 from fullbore.passes import insert_communication
 from fullbore.runtime import PacedStage, Pipeline, paced_loss
 from fullbore.sim import simulate
@@ -38,6 +39,8 @@ from fullbore.timeline import summarize
 SUMMARY = "sleeping stages: excess over the simulated time, ours, torch's, and bare messages"
 
 Step = Callable[[], None]
+Arrived = dict[Action, torch.Tensor]  # messages, by their receives
+Compute = Callable[[Action, Arrived], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,42 +158,89 @@ def torch_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
     return step
 
 
-def floor_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
-    """The same actions as sleeps and bare messages: every receive is posted before the first."""
-    program = insert_communication(schedule).programs[rank]
-    width = setting.message_bytes // 4
-    groups = {
-        (a, b): dist.new_group([a, b])
-        for a in range(setting.ranks)
-        for b in sorted({(a - 1) % setting.ranks, (a + 1) % setting.ranks} - {a})
-    }
-    rank_of = schedule.placement.stage_to_rank
-    seconds = setting.seconds(schedule)
-    output = torch.zeros(width)
+class Bare:
+    """A rank's order of actions over bare messages: every receive is posted before the first."""
 
-    def peer(action: Any) -> int:
+    def __init__(self, schedule: Schedule, setting: Setting, rank: int) -> None:
+        self._program = insert_communication(schedule).programs[rank]
+        self._rank, self._rank_of = rank, schedule.placement.stage_to_rank
+        self._width = setting.message_bytes // 4
+        self._groups = {
+            (a, b): dist.new_group([a, b])
+            for a in range(setting.ranks)
+            for b in sorted({(a - 1) % setting.ranks, (a + 1) % setting.ranks} - {a})
+        }
+
+    def _peer(self, action: Action) -> int:
         up = action.kind in (Kind.RECV_F, Kind.SEND_B)
-        return rank_of[action.stage + (-1 if up else 1)]
+        return self._rank_of[action.stage + (-1 if up else 1)]
 
-    def step() -> None:
+    def step(self, compute: Compute) -> None:
+        """compute: runs an action, given what has arrived; what it returns the next send sends."""
         dist.barrier()
-        receives = {
-            action: dist.irecv(torch.empty(width), peer(action), group=groups[peer(action), rank])
-            for action in program
+        rank, groups = self._rank, self._groups
+        output, arrived = torch.empty(0), Arrived()
+        posted = {
+            action: (buffer, dist.irecv(buffer, peer, group=groups[peer, rank]))
+            for action in self._program
             if action.kind in (Kind.RECV_F, Kind.RECV_B)
+            for peer, buffer in [(self._peer(action), torch.empty(self._width))]
         }
         sends = []
-        for action in program:
-            if action.kind in seconds:
-                time.sleep(seconds[action.kind])
-            elif action in receives:
-                receives[action].wait()
+        for action in self._program:
+            if action in posted:
+                buffer, work = posted[action]
+                work.wait()
+                arrived[action] = buffer
+            elif action.kind in (Kind.SEND_F, Kind.SEND_B):
+                peer = self._peer(action)
+                sends.append(dist.isend(output, peer, group=groups[rank, peer]))
             else:
-                sends.append(dist.isend(output, peer(action), group=groups[rank, peer(action)]))
+                output = compute(action, arrived)
         for send in sends:
             send.wait()
 
-    return step
+
+def floor_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
+    """Sleeps and bare messages."""
+    bare, seconds = Bare(schedule, setting, rank), setting.seconds(schedule)
+    output = torch.zeros(setting.message_bytes // 4)
+
+    def compute(action: Action, _: Arrived) -> torch.Tensor:
+        time.sleep(seconds[action.kind])
+        return output
+
+    return lambda: bare.step(compute)
+
+
+def autograd_step(schedule: Schedule, setting: Setting, rank: int) -> Step:
+    """Bare messages, the stages called and `torch.autograd.backward`: what no engine can leave out.
+
+    For schedules with whole backwards in which no two neighbouring stages share a rank.
+    """
+    bare, x = Bare(schedule, setting, rank), setting.inputs()
+    stages = {s: setting.stage(schedule) for s in schedule.placement.stages_of(rank)}
+    last, kept = schedule.stages - 1, dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]()
+
+    def forward(stage: int, microbatch: int, arrived: Arrived) -> torch.Tensor:
+        key = Action(stage=stage, kind=Kind.RECV_F, microbatch=microbatch)
+        given = (arrived.pop(key) if stage else x[microbatch].clone()).requires_grad_()
+        output = stages[stage](given)
+        kept[stage, microbatch] = given, paced_loss(output, None) if stage == last else output
+        return output.detach()
+
+    def backward(stage: int, microbatch: int, arrived: Arrived) -> torch.Tensor:
+        given, output = kept.pop((stage, microbatch))
+        key = Action(stage=stage, kind=Kind.RECV_B, microbatch=microbatch)
+        torch.autograd.backward(output, None if stage == last else arrived.pop(key))
+        assert given.grad is not None
+        return given.grad
+
+    def compute(action: Action, arrived: Arrived) -> torch.Tensor:
+        run = forward if action.kind == Kind.F else backward
+        return run(action.stage, action.microbatch, arrived)
+
+    return lambda: bare.step(compute)
 
 
 def void(_: object) -> None:
@@ -207,15 +257,16 @@ MAKERS = {
     "fullbore": fullbore_step,
     "torch": torch_step,
     "deepspeed": deepspeed_step,
+    "autograd": autograd_step,
     "floor": floor_step,
 }
 
 
 def takes_part(engine: str, schedule: str) -> bool:
     """Whether an engine is here and knows the schedule."""
-    if engine != "deepspeed":
-        return True
-    return schedule in deepspeed_steps.SCHEDULES and deepspeed_steps.is_installed()
+    if engine == "deepspeed":
+        return schedule in deepspeed_steps.SCHEDULES and deepspeed_steps.is_installed()
+    return engine != "autograd" or schedule != "zb-v"
 
 
 def measure(rank: int, setting: Setting) -> dict[str, list[float]]:

@@ -249,3 +249,12 @@ def test_a_jitter_that_is_none_is_refused(fullbore):
     ran = fullbore("simulate", "gpipe", "-p", 2, "-m", 2, "--jitter", -1)
     assert ran.status == 2
     assert "jitter of -1" in ran.err
+
+
+def test_slices_of_sequences(fullbore):
+    """k slices fill the pipeline as k times the microbatches would: (P-1)/(kM+P-1) idle."""
+    found = fullbore("simulate", "seq1f1b", "-p", 4, "-m", 3, "--slices", 2, "--json").json
+    assert (found["microbatches"], found["slices"]) == (3, 2)
+    assert found["bubble_fraction"] == pytest.approx(3 / (2 * 3 + 3))
+    refused = fullbore("simulate", "1f1b", "-p", 4, "-m", 3, "--slices", 2)
+    assert refused.status == 2 and "choose seq1f1b" in refused.err

@@ -22,7 +22,7 @@ from fullbore.runtime import Pipeline
 from fullbore.runtime.file_host import FileHost
 from fullbore.runtime.host import Pool
 from fullbore.runtime.offload import Offloading
-from fullbore.schedules import gpipe
+from fullbore.schedules import gpipe, looped_bfs
 from fullbore.sim import simulate
 from fullbore.timeline import critical_path, live_curves
 
@@ -370,7 +370,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(options, told) -> None:
 
 
 def test_what_is_made_again_does_not_leave() -> None:
-    with pytest.raises(PipelineError, match='give recompute="full"'):
+    with pytest.raises(PipelineError, match='give recompute="placed"'):
         Pipeline({0: Block()}, recompute_ahead(gpipe(ranks=1, microbatches=M)), mse)
 
 
@@ -390,3 +390,24 @@ def test_compiled_stages_leave_too(split) -> None:
             assert differences(found, expected, exact=False) == []
     (kept,), (left,) = result.stage_activation_bytes, result.stage_offload_bytes
     assert 0 < left <= kept
+
+
+def test_one_stage_offloads_and_another_recomputes() -> None:
+    """`recompute="placed"`: what has an R is made again, what has an OFFLOAD leaves."""
+    whole = looped_bfs(ranks=1, microbatches=M, virtual_stages=2)
+    schedule = offload(recompute_ahead(whole, stages=[1]), stages=[0], ahead=0)
+    kept, peaks = {}, {}
+    for name, chosen, recompute in (("none", whole, "none"), ("both", schedule, "placed")):
+        stages, twins = stages_of("block", 2), stages_of("block", 2)
+        placed = dict(enumerate(stages))
+        with Pipeline(placed, chosen, mse, record=True, recompute=recompute) as pipe:
+            for step in range(2):
+                x, y = batch(2 * M, seed=step)
+                _, expected = reference(twins, x.chunk(M), y.chunk(M))
+                result = pipe.step(x, y)
+                assert differences(gradients(placed), expected) == []
+        kept[name], peaks[name] = result.stage_activation_bytes, result.peak_activation_bytes
+        assert (result.stage_input_bytes is None) == (recompute == "none")
+    assert kept["both"] == kept["none"]
+    assert peaks["none"] == (M * sum(kept["none"]),)
+    assert peaks["both"] < (2 * sum(kept["none"]),)

@@ -142,7 +142,7 @@ def test_hooks_that_change_a_blocks_arguments_run_once() -> None:
 
 
 def test_a_schedule_with_recomputations_needs_the_option() -> None:
-    with pytest.raises(PipelineError, match='give recompute="full"'):
+    with pytest.raises(PipelineError, match='give recompute="placed"'):
         alone(Block(), recompute_ahead(gpipe(ranks=1, microbatches=M)))
 
 

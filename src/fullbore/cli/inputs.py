@@ -20,12 +20,13 @@ _BACKWARD_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """P, M, v and G, and what leaves for the host, as they were typed; None where they were not."""
+    """P, M, v, G, k and what leaves for the host, as typed; None where they were not."""
 
     ranks: int | None
     microbatches: int | None
     virtual_stages: int | None
     group_size: int | None
+    slices: int | None = None
     offload: int | None = None
     offload_ahead: int | None = None
 
@@ -89,6 +90,7 @@ def read_schedule(name: str, shape: Shape) -> Schedule:
         microbatches=shape.microbatches,
         virtual_stages=shape.virtual_stages,
         microbatch_group_size=shape.group_size,
+        slices=shape.slices,
     )
     return shape.placed(built)
 
@@ -110,6 +112,7 @@ def _refuse_contradictions(schedule: Schedule, shape: Shape, file: str) -> None:
         ("-m", shape.microbatches, schedule.microbatches),
         ("-v", shape.virtual_stages, schedule.virtual_stages),
         ("-g", shape.group_size, None),
+        ("--slices", shape.slices, None),
     ):
         if typed is not None and typed != true:
             remedy = "leave it out" if true is None else f"write {true}, or leave it out"

@@ -24,6 +24,7 @@ __all__ = [
     "OverlapFlag",
     "Ranks",
     "ScheduleName",
+    "Slices",
     "VirtualStages",
     "WeightGradSeconds",
 ]
@@ -77,6 +78,15 @@ GroupSize = Annotated[
         "-g",
         metavar="G",
         help="Microbatches that a stage of an interleaved schedule takes in a row, by default P.",
+        rich_help_panel=_SHAPE,
+    ),
+]
+Slices = Annotated[
+    int | None,
+    typer.Option(
+        "--slices",
+        metavar="K",
+        help="Slices of each sequence, for seq1f1b; 4 if not given.",
         rich_help_panel=_SHAPE,
     ),
 ]

@@ -29,6 +29,7 @@ from fullbore.cli.options import (
     OverlapFlag,
     Ranks,
     ScheduleName,
+    Slices,
     VirtualStages,
     WeightGradSeconds,
 )
@@ -50,6 +51,7 @@ def show(
     microbatches: Microbatches = None,
     virtual_stages: VirtualStages = None,
     group_size: GroupSize = None,
+    slices: Slices = None,
     offload: Offload = None,
     offload_ahead: OffloadAhead = None,
     output: Annotated[
@@ -95,6 +97,7 @@ def show(
         microbatches=microbatches,
         virtual_stages=virtual_stages,
         group_size=group_size,
+        slices=slices,
         offload=offload,
         offload_ahead=offload_ahead,
     )

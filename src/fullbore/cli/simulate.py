@@ -22,6 +22,7 @@ from fullbore.cli.options import (
     OverlapFlag,
     Ranks,
     ScheduleName,
+    Slices,
     VirtualStages,
     WeightGradSeconds,
 )
@@ -42,6 +43,7 @@ def simulate(
     microbatches: Microbatches = None,
     virtual_stages: VirtualStages = None,
     group_size: GroupSize = None,
+    slices: Slices = None,
     offload: Offload = None,
     offload_ahead: OffloadAhead = None,
     forward_s: ForwardSeconds = None,
@@ -89,6 +91,7 @@ def simulate(
             microbatches=microbatches,
             virtual_stages=virtual_stages,
             group_size=group_size,
+            slices=slices,
             offload=offload,
             offload_ahead=offload_ahead,
         ),

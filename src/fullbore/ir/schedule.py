@@ -140,15 +140,22 @@ class Schedule:
         """Whether sends and receives are written out."""
         return any(bool((program.kind >= Kind.SEND_F).any()) for program in self.programs)
 
+    def has(self, kind: Kind, *, stage: int | None = None) -> bool:
+        """Whether there is any such action, of one stage if that is given."""
+        return any(
+            bool(((p.kind == kind) & ((p.stage == stage) | (stage is None))).any())
+            for p in self.programs
+        )
+
     @property
     def splits_backward(self) -> bool:
         """Whether any backward is split into I and W."""
-        return any(bool((program.kind == Kind.I).any()) for program in self.programs)
+        return self.has(Kind.I)
 
     @property
     def offloads(self) -> bool:
         """Whether any activations leave for the host and come back."""
-        return any(bool((program.kind == Kind.OFFLOAD).any()) for program in self.programs)
+        return self.has(Kind.OFFLOAD)
 
     @property
     def activation_unit(self) -> float:

@@ -47,8 +47,9 @@ def _is_tied(value: Any) -> bool:
 
 
 def _is_recompute(value: Any) -> bool:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return value in ("none", "full") if isinstance(value, str) else is_number and value >= 0
+    if isinstance(value, str):
+        return value in ("none", "full", "placed")
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_folder(value: Any) -> bool:
@@ -72,7 +73,7 @@ _KINDS = (
     ("clock", callable, "a function"),
     ("tied", _is_tied, "a list of dictionaries from a stage's number to a parameter's name"),
     ("reduction", lambda value: value in ("mean", "sum"), '"mean" or "sum"'),
-    ("recompute", _is_recompute, '"none", "full" or a number of blocks'),
+    ("recompute", _is_recompute, '"none", "full", "placed" or a number of blocks'),
     ("main_grad_dtype", _is_float_type, "a floating-point torch.dtype or None"),
     ("reduce_dtype", _is_float_type, "a floating-point torch.dtype or None"),
     ("timeout_s", is_duration, "a number of seconds above 0"),

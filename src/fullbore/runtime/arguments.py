@@ -22,7 +22,7 @@ from fullbore.ir import Kind, Schedule
 from fullbore.runtime.argument_kinds import is_duration, objection_to_kinds
 from fullbore.runtime.file_host import try_folder
 from fullbore.runtime.meeting import Patience, Said
-from fullbore.runtime.recompute import is_recomputed_whole
+from fullbore.runtime.recompute import is_recomputed_whole, where_placed
 from fullbore.runtime.sharded import is_sharded, objection_to_shards
 from fullbore.runtime.tied import find_copies
 from fullbore.runtime.watchdog import OnStall, log_stall
@@ -218,11 +218,10 @@ def _check_stages(given: Arguments) -> None:
             f"the schedule places stages {list(placed)} here, but modules were given for "
             f"{list(modules)}"
         )
-    if given.values["recompute"] == "none" and any(
-        bool((p.kind == Kind.R).any()) for p in schedule.programs
-    ):
+    if given.values["recompute"] == "none" and schedule.has(Kind.R):
         raise PipelineError(
-            'the schedule places recomputations (R): give recompute="full", or a number of blocks'
+            'the schedule places recomputations (R): give recompute="placed" for the stages where '
+            'it does, "full" for all, or a number of blocks'
         )
     _check_offload(given)
     if schedule.stages - 1 in modules and given.values["loss_fn"] is None:
@@ -233,8 +232,10 @@ def _check_offload(given: Arguments) -> None:
     """What cannot leave is refused: there would be nothing in it, or too much."""
     if not given.schedule.offloads:
         return
-    recompute = given.values["recompute"]
     for stage, module in given.stages.items():
+        if not given.schedule.has(Kind.OFFLOAD, stage=stage):
+            continue
+        recompute = where_placed(given.values["recompute"], given.schedule, stage)
         if is_recomputed_whole(module, recompute):
             raise PipelineError(
                 f"the schedule offloads (OFFLOAD), but with recompute={recompute!r} stage "

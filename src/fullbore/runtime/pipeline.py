@@ -76,8 +76,9 @@ class Pipeline:
     main_grad_dtype: such as torch.float32, for weights in bfloat16: gradients accumulate in it, in
         each weight's `main_grad`, and .grad stays None; set main_grad to None after stepping.
     recompute: which activations are dropped after a forward and made again for the backward:
-        "none", those of each "full" stage, or of the first N blocks of each stage, one block at a
-        time. A stage has blocks if it is a Sequential or has one ModuleList; else it goes in full.
+        "none", those of each "full" stage, of the stages where the schedule has "placed" an R, or
+        of the first N blocks of each stage, one at a time. A stage has blocks if it is a Sequential
+        or has one ModuleList; else it goes in full.
     offload_folder: where the file lies to which activations go on CPU where the schedule has an
         OFFLOAD, without a name; None: the system's folder for temporary files.
     timeout_s: how long a rank waits for another before it gives up.

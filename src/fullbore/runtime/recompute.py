@@ -22,6 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from fullbore.errors import PipelineError
+from fullbore.ir import Kind, Schedule
 
 __all__ = [
     "Recomputation",
@@ -30,9 +31,10 @@ __all__ = [
     "blocks_of",
     "is_recomputed_whole",
     "recomputation_of",
+    "where_placed",
 ]
 
-Recompute = Literal["none", "full"] | int
+Recompute = Literal["none", "full", "placed"] | int
 Restored = Callable[[int, Iterable[torch.Tensor]], None]
 
 
@@ -270,8 +272,15 @@ def _outer_lists(module: nn.Module) -> list[nn.Module]:
     return [found for child in module.children() for found in _outer_lists(child)]
 
 
+def where_placed(recompute: Recompute, schedule: Schedule, stage: int) -> Recompute:
+    """What `Pipeline(recompute=...)` says for one stage: "placed" is "full" where it has an R."""
+    if recompute != "placed":
+        return recompute
+    return "full" if schedule.has(Kind.R, stage=stage) else "none"
+
+
 def recomputation_of(stage: nn.Module, recompute: Recompute) -> Recomputation | None:
-    """As `Pipeline(recompute=...)` says; a stage of which no blocks are known is taken whole."""
+    """As `where_placed` says; a stage of which no blocks are known is taken whole."""
     if recompute == "none" or recompute == 0:
         return None
     return Recomputation(_chosen_blocks(stage, recompute))

@@ -19,7 +19,7 @@ from fullbore.runtime.batch import Batch, Learnt
 from fullbore.runtime.executor import Executor
 from fullbore.runtime.life import REDUCING, RUNNING, TYING, Life
 from fullbore.runtime.offload import Offloading, host_of
-from fullbore.runtime.recompute import recomputation_of
+from fullbore.runtime.recompute import recomputation_of, where_placed
 from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.replicas import Edges, Replicas, completion_order
 from fullbore.runtime.setup import Setup
@@ -69,7 +69,9 @@ class Session:
                 loss_fn=setup.loss_fn if stage == last else None,
                 loss_weight=weight,
                 split=split_backward_of(setup.schedule, stage, module),
-                recomputation=recomputation_of(module, setup.recompute),
+                recomputation=recomputation_of(
+                    module, where_placed(setup.recompute, setup.schedule, stage)
+                ),
                 offload=self._offloading.stages.get(stage),
             )
             for stage, module in setup.stages.items()

@@ -160,7 +160,7 @@ def _ranks_start_deaf() -> Iterator[None]:
     A terminal sends it to them too, and in the middle of Python's start they would all print a
     traceback. What a thread blocks its new processes block; this process hears by another thread.
     """
-    resource_tracker.ensure_running()  # it unblocks SIGINT as it starts, so not after the next lines
+    resource_tracker.ensure_running()  # which unblocks SIGINT, so not later
     over = threading.Event()
     threading.Thread(target=over.wait, name="hears signals", daemon=True).start()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

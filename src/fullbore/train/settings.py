@@ -64,7 +64,7 @@ class TrainSettings(BaseModel):
     stage_layers: tuple[int, ...] | None = None
     schedule: str | None = None
     overlap_p2p_communication: bool = True
-    recompute: Literal["none", "full"] | Annotated[int, Field(ge=0)] | None = None
+    recompute: Literal["none", "full", "placed"] | Annotated[int, Field(ge=0)] | None = None
     recompute_granularity: Literal["full", "selective"] | None = None
     recompute_method: Literal["uniform", "block"] | None = None
     recompute_num_layers: int | None = Field(default=None, ge=1)
@@ -138,7 +138,7 @@ class TrainSettings(BaseModel):
         return self.save / "flight"
 
     @property
-    def recomputation(self) -> Literal["none", "full"] | int:
+    def recomputation(self) -> Literal["none", "full", "placed"] | int:
         """What is recomputed, said by `recompute` or in Megatron's words; see docs/split.md."""
         if self.recompute is not None:
             return self.recompute
