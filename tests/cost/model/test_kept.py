@@ -30,6 +30,10 @@ NO_DROPOUT = dict.fromkeys(
 )
 # No such attention, or in Falcon one that torch carries out without flash attention.
 WITHOUT_FLASH = ("bloom", "falcon", "gemma2", "gpt_oss")
+CLOSER = {
+    "gpt2": 0.0015,  # its norms keep 16-bit statistics on a CPU, 32-bit ones on a GPU
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3"), 0.0005),
+}
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -72,7 +76,8 @@ def test_kept_bytes_of_a_family(family, precision):
             continue
         model = real(config, dtype=PRECISIONS[precision], attention=attention)
         kept = totals(told(config, precision=precision, attention=attention)).kept_bytes
-        assert kept == pytest.approx(saved_bytes(model), rel=0.005), attention
+        within = CLOSER.get(family, 0.005)
+        assert kept == pytest.approx(saved_bytes(model), rel=within), attention
 
 
 @pytest.mark.parametrize("precision", sorted(PRECISIONS))
