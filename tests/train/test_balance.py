@@ -51,7 +51,7 @@ def test_every_stage_of_smollm2_has_something_and_all_layers_are_there(stages: i
 def test_experts_are_counted_as_far_as_a_token_meets_them() -> None:
     few = costs_of(make_config("mixtral", num_local_experts=8, num_experts_per_tok=2))
     all_of_them = costs_of(make_config("mixtral", num_local_experts=2, num_experts_per_tok=2))
-    assert few.counts == all_of_them.counts == "matrices only"
+    assert few.counts == all_of_them.counts == "matrices and the causal half of attention"
     router = 2.0 * 32 * (8 - 2)
     assert few.layers[0] - all_of_them.layers[0] == pytest.approx(router)
 

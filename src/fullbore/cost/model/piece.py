@@ -1,0 +1,201 @@
+"""A piece of a model: what one layer, the embedding or the head costs one rank and one microbatch.
+
+A pipeline is cut between pieces, so a stage costs the sum of its pieces. Nothing here knows a
+GPU: products, bytes and messages become seconds elsewhere. All numbers are for one rank of the
+tensor-, context- and expert-parallel groups and for one microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Action", "Collective", "Kept", "Kind", "Piece", "Product", "Traffic", "Weights"]
+
+Kind = Literal["embedding", "layer", "head"]
+
+# F forward, I input-gradient half of the backward, W weight-gradient half, R computing again what
+# recomputation did not keep, just before I.
+Action = Literal["F", "I", "W", "R"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """`count` products of a [rows, inner] and an [inner, columns] matrix.
+
+    rows may be a fraction where they are an average (tokens of one expert). share: the part of the
+    product that is counted, 1/2 for attention where causality is. weight: whether the second
+    matrix is a weight; if not, both are activations. recomputed: made again before the backward.
+
+    FLOPs are 2·rows·inner·columns·count·share in F, and as much for each gradient: of an
+    activation in I, of a weight in W.
+    """
+
+    name: str
+    rows: float
+    inner: int
+    columns: int
+    count: int = 1
+    share: float = 1.0
+    weight: bool = True
+    recomputed: bool = False
+
+    @property
+    def forward_flops(self) -> float:
+        """FLOPs of the product itself."""
+        return 2.0 * self.rows * self.inner * self.columns * self.count * self.share
+
+    @property
+    def input_grad_flops(self) -> float:
+        """FLOPs of the gradients of activations: of one factor, or of both without a weight."""
+        return self.forward_flops * (1 if self.weight else 2)
+
+    @property
+    def weight_grad_flops(self) -> float:
+        """FLOPs of the gradient of the weight."""
+        return self.forward_flops if self.weight else 0.0
+
+    @property
+    def recomputed_flops(self) -> float:
+        """FLOPs of making the product again."""
+        return self.forward_flops if self.recomputed else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A tensor that stays in memory for the backward.
+
+    elements: on this rank. bytes_each: bytes of one element. until: W where the gradient of a
+    weight needs it (the input of a product with a weight), else I.
+    """
+
+    name: str
+    elements: float
+    bytes_each: float
+    until: Literal["I", "W"] = "I"
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of the tensor."""
+        return self.elements * self.bytes_each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Parameters on this rank.
+
+    group: over which ranks the same parameters are copied (expert-parallel ranks hold different
+    experts). tied: this is the embedding's matrix again, so that a model counts it once, and a
+    pipeline whose ends are on different ranks holds it twice.
+    """
+
+    name: str
+    count: float
+    group: Literal["dense", "expert"] = "dense"
+    tied: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Memory that a step without a product moves: norms, activations, sums, a softmax not fused.
+
+    read_bytes, written_bytes: from and to device memory, every operand once. The traffic of
+    products follows from their sizes and is not listed here.
+    """
+
+    name: str
+    read_bytes: float
+    written_bytes: float
+    action: Action = "F"
+
+    @property
+    def bytes(self) -> float:
+        """Bytes moved in both directions."""
+        return self.read_bytes + self.written_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A message within a tensor-, context- or expert-parallel group.
+
+    bytes: of the whole tensor (what is there before a reduce_scatter, after an all_gather, on every
+    rank of an all_reduce); of an all_to_all, what one rank sends, its own share included. A ring of
+    n moves (n-1)/n of it a rank, an all_reduce twice that. It is exposed unless it is overlapped.
+    """
+
+    name: str
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    bytes: float
+    group: Literal["tensor", "context", "expert"]
+    action: Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One layer, the embedding or the head.
+
+    index: number of the layer, 0 for the embedding and for the head. kept: tensors held from F to
+    the backward. held: what is held instead between I and W: inputs of products with a weight, and
+    the gradients of their outputs. rebuilt: tensors that recomputation makes again; they exist only
+    while the backward of this piece runs.
+    """
+
+    kind: Kind
+    index: int
+    products: tuple[Product, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    held: tuple[Kept, ...] = ()
+    rebuilt: tuple[Kept, ...] = ()
+    weights: tuple[Weights, ...] = ()
+    traffic: tuple[Traffic, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+
+    @property
+    def forward_flops(self) -> float:
+        """FLOPs of F."""
+        return sum(product.forward_flops for product in self.products)
+
+    @property
+    def input_grad_flops(self) -> float:
+        """FLOPs of I, without recomputation."""
+        return sum(product.input_grad_flops for product in self.products)
+
+    @property
+    def weight_grad_flops(self) -> float:
+        """FLOPs of W."""
+        return sum(product.weight_grad_flops for product in self.products)
+
+    @property
+    def recomputed_flops(self) -> float:
+        """FLOPs of recomputation: in the hardware's count (HFU), not in the model's (MFU)."""
+        return sum(product.recomputed_flops for product in self.products)
+
+    @property
+    def parameters(self) -> float:
+        """Parameters on this rank, a tied head's matrix included."""
+        return sum(weights.count for weights in self.weights)
+
+    @property
+    def kept_bytes(self) -> float:
+        """Bytes held from F to the backward."""
+        return _bytes(self.kept)
+
+    @property
+    def kept_until_weight_bytes(self) -> float:
+        """The part of `kept_bytes` that W needs."""
+        return _bytes(tensor for tensor in self.kept if tensor.until == "W")
+
+    @property
+    def held_bytes(self) -> float:
+        """Bytes held between I and W of a split backward."""
+        return _bytes(self.held)
+
+    @property
+    def rebuilt_bytes(self) -> float:
+        """Bytes that recomputation makes again while the backward runs."""
+        return _bytes(self.rebuilt)
+
+
+def _bytes(tensors: Iterable[Kept]) -> float:
+    return sum(tensor.bytes for tensor in tensors)

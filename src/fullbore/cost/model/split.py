@@ -1,0 +1,109 @@
+"""How a model is spread over ranks and what is kept: the choices that a price depends on.
+
+Names are Megatron-LM's. Pipeline and data parallelism are not here: they decide which pieces a
+rank has and how often, not what a piece costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Kernels", "Precision", "Recompute", "Split"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Sizes of the groups that share one layer.
+
+    tensor: t, the width of each layer is cut. sequence_parallel: what lies between is cut along the
+    sequence over the same ranks. context: cp, the sequence is cut everywhere. expert: ep, experts
+    are spread. expert_tensor: over how many ranks one expert's width is cut, as tensor where None
+    (Megatron's default).
+    """
+
+    tensor: int = 1
+    sequence_parallel: bool = False
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int | None = None
+
+    @property
+    def width_of_experts(self) -> int:
+        """Ranks that one expert is cut over."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """What the forward does not keep and the backward makes again.
+
+    granularity: none; selective, the core of attention (scores, softmax, values); full, all of a
+    layer but its input. layers: of full, how many layers, the first ones; None for all.
+    """
+
+    granularity: Literal["none", "selective", "full"] = "none"
+    layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Bytes of what training holds.
+
+    name: for printing. weight: of a parameter as products read it. activation: of an element
+    between products. product_input: of an element that a product with a weight keeps for W (1 in
+    fp8, where it is kept quantized). gradient: of an accumulated gradient. main_weight: of the
+    optimizer's own copy, 0 where the weight is it. moments: of the optimizer's states together.
+    """
+
+    name: str
+    weight: float
+    activation: float
+    product_input: float
+    gradient: float
+    main_weight: float
+    moments: float = 8.0
+
+    @staticmethod
+    def named(name: str) -> Precision:
+        """bf16, fp16, fp8, fp8_weights or fp32, with Adam. Raises ConfigError for another name."""
+        from fullbore.errors import ConfigError
+
+        known = _PRECISIONS.get(name)
+        if known is None:
+            raise ConfigError(f"no precision is called {name!r}: {', '.join(_PRECISIONS)}")
+        return known
+
+
+def _mixed(name: str, *, weight: float = 2.0, product_input: float = 2.0) -> Precision:
+    return Precision(
+        name=name,
+        weight=weight,
+        activation=2.0,
+        product_input=product_input,
+        gradient=4.0,
+        main_weight=4.0,
+    )
+
+
+_PRECISIONS = {
+    "bf16": _mixed("bf16"),
+    "fp16": _mixed("fp16"),
+    "fp8": _mixed("fp8", product_input=1.0),
+    "fp8_weights": _mixed("fp8_weights", weight=1.0, product_input=1.0),
+    "fp32": Precision(
+        name="fp32", weight=4.0, activation=4.0, product_input=4.0, gradient=4.0, main_weight=0.0
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How operations are carried out, which decides what they keep.
+
+    style: fused, as Megatron-LM with its fused norms, activations and loss; eager, as Hugging
+    Face's modules run one operation after another. flash: whether attention keeps no scores.
+    """
+
+    style: Literal["eager", "fused"] = "fused"
+    flash: bool = True
