@@ -9,8 +9,7 @@ A product of [m, k] and [k, n] is cut into tiles of the output, which multiproce
     seconds = max(compute, memory) + kernel_s
 
 so that small, thin and short products reach less of the peak. A gradient of the input is the
-product [m, n] x [n, k], one of the weight [k, m] x [m, n] with the sum read and written in the
-gradients' precision. Fused attention writes no scores: it is 2·rows·inner·columns over the peak
+product [m, n] x [n, k], one of the weight [k, m] x [m, n]. Fused attention writes no scores: it is 2·rows·inner·columns over the peak
 and a share of its own.
 """
 
@@ -134,10 +133,9 @@ class Roofline:
         return one + self._gemm_s(product, product.inner, product.rows, product.columns)
 
     def _weight_grad_s(self, product: Product) -> float:
-        """[k, m] x [m, n], added to a sum."""
-        sums = 2 * self.precision.gradient
+        """[k, m] x [m, n]; the sum that it is added to is traffic of the piece."""
         return self._gemm_s(
-            product, product.inner, product.rows, product.columns, output_bytes=sums
+            product, product.inner, product.rows, product.columns, output_bytes=0.0
         )
 
     def _gemm_s(
