@@ -87,7 +87,7 @@ class Layout:
         device, constants = self.cluster.device, self.cluster.constants
         if self.hops_leave:
             return device.network_bytes_per_s * constants.network_share
-        return device.pair_bytes_per_s * constants.node_share
+        return device.pair_bytes_per_s * constants.message_share
 
     @property
     def hop_s(self) -> float:

@@ -9,19 +9,21 @@ A product of [m, k] and [k, n] is cut into tiles of the output, which multiproce
     seconds = max(compute, memory) + kernel_s
 
 so that small, thin and short products reach less of the peak. A gradient of the input is the
-product [m, n] x [n, k], one of the weight [k, m] x [m, n]. Fused attention writes no scores: it is 2·rows·inner·columns over the peak
-and a share of its own.
+product [m, n] x [n, k], one of the weight [k, m] x [m, n]; where kernels are fused, the sum that it
+is added to travels beside it. Fused attention writes no scores: it is FLOPs over the peak and a
+share of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fullbore.cost.hardware.device import Constants, Device
 from fullbore.cost.hardware.gemm import Gemm, gemm_s
 from fullbore.cost.hardware.layout import Layout
-from fullbore.cost.model.piece import Action, Piece, Product
-from fullbore.cost.model.split import Precision
+from fullbore.cost.model.piece import Action, Collective, Piece, Product
+from fullbore.cost.model.split import Kernels, Precision
 
 __all__ = ["Overlap", "Priced", "Roofline", "Seconds"]
 
@@ -82,13 +84,14 @@ class Priced:
 class Roofline:
     """Prices pieces for one job.
 
-    layout: the job on its cluster. precision: of products. flash: whether attention is fused; take
-    pieces whose attention counts half where it is causal then, and whole where it is not fused.
+    layout: the job on its cluster. precision: of products. kernels: as the pieces were made with.
+    Flash attention skips what a causal mask hides and others do not: take pieces with
+    causal=kernels.flash.
     """
 
     layout: Layout
     precision: Precision
-    flash: bool = True
+    kernels: Kernels = Kernels()
     overlap: Overlap = Overlap()
 
     def priced(self, piece: Piece) -> Priced:
@@ -118,9 +121,11 @@ class Roofline:
         return self._seconds(piece, "I", made, hides=self.overlap.backward)
 
     def _weight_grad(self, piece: Piece) -> Seconds:
-        weighing = [product for product in piece.products if product.weight]
-        made = [(self._weight_grad_s(product), False) for product in weighing]
-        return self._seconds(piece, "W", made, hides=self.overlap.backward)
+        made = [(self._weight_grad_s(each), False) for each in piece.products if each.weight]
+        found = self._seconds(piece, "W", made, hides=self.overlap.backward)
+        if self.kernels.style == "eager":
+            return found
+        return replace(found, traffic_s=max(0.0, found.traffic_s - found.products_s))
 
     def _input_grad_s(self, product: Product) -> float:
         """[m, n] x [n, k]; without a weight [k, m] x [m, n] too."""
@@ -134,9 +139,7 @@ class Roofline:
 
     def _weight_grad_s(self, product: Product) -> float:
         """[k, m] x [m, n]; the sum that it is added to is traffic of the piece."""
-        return self._gemm_s(
-            product, product.inner, product.rows, product.columns, output_bytes=0.0
-        )
+        return self._gemm_s(product, product.inner, product.rows, product.columns, output_bytes=0.0)
 
     def _gemm_s(
         self,
@@ -169,27 +172,39 @@ class Roofline:
     ) -> Seconds:
         """The parts of an action. made: seconds of each product, and whether it is attention's."""
         products_s = sum(time_s for time_s, fused in made if not fused)
-        messages_s = sum(
-            self.layout.collective_s(message.kind, message.bytes, message.group)
-            for message in piece.collectives
-            if message.action == action
-        )
+        messages = [message for message in piece.collectives if message.action == action]
         return Seconds(
             products_s=products_s,
             attention_s=sum(time_s for time_s, fused in made if fused),
             traffic_s=sum(
-                self._memory_s(traffic.bytes) + self._constants.kernel_s
+                self._traffic_s(traffic.bytes) + self._constants.kernel_s
                 for traffic in piece.traffic
                 if traffic.action == action
             ),
-            exposed_s=max(0.0, messages_s - products_s) if hides else messages_s,
+            exposed_s=self._exposed_s(messages, products_s if hides else 0.0),
         )
 
-    def _memory_s(self, moved_bytes: float) -> float:
-        return moved_bytes / (self._device.memory_bytes_per_s * self._constants.memory_share)
+    def _exposed_s(self, messages: Sequence[Collective], beside_s: float) -> float:
+        """What is left of messages next to products of beside_s.
+
+        A product waits for the gather in front of its I; other messages of a backward run beside
+        the product that comes next, and slow it down, by what `hidden_share` leaves.
+        """
+        waited_s = hideable_s = 0.0
+        for message in messages:
+            seconds = self.layout.collective_s(message.kind, message.bytes, message.group)
+            if message.action == "I" and message.kind == "all_gather":
+                waited_s += seconds
+            else:
+                hideable_s += seconds
+        hidden_s = min(beside_s, hideable_s * self._constants.hidden_share)
+        return waited_s + hideable_s - hidden_s
+
+    def _traffic_s(self, moved_bytes: float) -> float:
+        return moved_bytes / (self._device.memory_bytes_per_s * self._constants.traffic_share)
 
     def _is_fused(self, product: Product) -> bool:
-        return self.flash and not product.weight
+        return self.kernels.flash and not product.weight
 
     @property
     def _attention_precision(self) -> str:
