@@ -5,17 +5,21 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shapes import GPT, Gpt
+from shapes import GPT, RECENT
 
-from fullbore.cost.hardware import Cluster, Layout
-from fullbore.cost.model import Kernels, Recompute, Split
+from fullbore.cost.hardware import Cluster, Constants, Layout
+from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute, Split
+from fullbore.cost.model.layer import pieces
 
-__all__ = ["Job", "Measured", "jobs"]
+__all__ = ["Job", "Measured", "jobs", "step_flops_per_token"]
 
 HERE = Path(__file__).parent
+
+# Megatron-LM sums gradients of --fp16 in 16 bits.
+FP16 = replace(Precision.named("fp16"), gradient=2.0)
 
 # Which families of ours a table's names mean. GIS-H's and PO-H's offload are other programs.
 SCHEDULES = {
@@ -50,13 +54,15 @@ class Measured:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One run. overlapped: whether messages between stages travel beside computation.
-    hides_reduction: whether gradients are summed beside the backward. spares: names of kept
-    tensors that the run computed again besides `recompute`.
+    hides_reduction: whether gradients are summed beside the backward. distributed: ZeRO-1. spares:
+    names of kept tensors that the run computed again besides `recompute`. fits: whether constants
+    are fitted to its step.
     """
 
     table: str
     model: str
-    gpt: Gpt
+    shape: ModelShape
+    precision: Precision
     schedule: str
     printed: str
     ranks: int
@@ -70,29 +76,41 @@ class Job:
     kernels: Kernels
     overlapped: bool
     tensor_overlap: bool
+    forward_overlap: bool
     hides_reduction: bool
+    distributed: bool
     spares: tuple[str, ...]
     measured: Measured
+    gpu: str = "a100"
+    fits: bool = False
 
     @property
     def name(self) -> str:
         """For a line of a table."""
         full = "" if self.recompute.granularity == "none" else f", {self.recompute.granularity}"
         size = f"P={self.ranks} M={self.microbatches}"
-        return f"{self.model} {self.printed} {size}{full}"
+        length = f" s={self.sequence}" if self.measured.activations_only else ""
+        many = f" on {self.layout.ranks}" if self.gpu != "a100" else ""
+        return f"{self.model} {self.printed} {size}{length}{many}{full}"
 
-    @property
-    def sequences(self) -> int:
-        """Of a step of all replicas."""
-        return self.microbatch * self.microbatches * self.layout.data
+    def under(self, constants: Constants) -> Job:
+        """The same on devices with other constants."""
+        cluster = replace(self.layout.cluster, constants=constants)
+        return replace(self, layout=replace(self.layout, cluster=cluster))
 
 
 def jobs() -> Iterator[Job]:
     """Every row that can be predicted, and for Korthikanti's both runs of it."""
     for file in ("published.csv", "others.csv"):
-        with (HERE / file).open(newline="", encoding="utf-8") as lines:
-            for row in csv.DictReader(lines):
-                yield from _jobs(row)
+        for row in _rows(file):
+            yield from _jobs(row)
+    for row in _rows("recent.csv"):
+        yield _recent(row)
+
+
+def _rows(file: str) -> list[dict[str, str]]:
+    with (HERE / file).open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
 
 
 def _jobs(row: dict[str, str]) -> Iterator[Job]:
@@ -183,6 +201,64 @@ def _pipe_offload(row: dict[str, str]) -> Job:
     )
 
 
+def _recent(row: dict[str, str]) -> Job:
+    """As Megatron Core runs on Hopper and Blackwell: flash attention, sequence parallelism beside
+    tensor parallelism, its messages beside products both ways, ZeRO-1 beside the pipeline."""
+    sizes = {name: int(row[name]) for name in ("gpus", "gbs", "mbs", "tp", "pp", "cp", "v")}
+    tensor, ranks, context = sizes["tp"], sizes["pp"], sizes["cp"]
+    data = sizes["gpus"] // (tensor * ranks * context)
+    shape, sequence = RECENT[row["model"]], int(row["sequence"])
+    cluster = Cluster.parse(f"{row['gpu']}:{_grouped(row['gpu'], sizes['gpus'])}")
+    tokens = sizes["gbs"] * sequence / sizes["gpus"]
+    per_token = step_flops_per_token(shape, sequence)
+    per_s = float(row["tokens_per_s_gpu"] or float(row["tflop_per_s_gpu"]) * 1e12 / per_token)
+    return Job(
+        table=row["source"].partition(",")[0],
+        model=row["model"],
+        shape=shape,
+        precision=Precision.named(row["precision"]),
+        schedule="interleaved" if sizes["v"] > 1 else "1f1b",
+        printed=f"{row['gpu']} {row['precision']}",
+        ranks=ranks,
+        virtual_stages=sizes["v"],
+        microbatches=sizes["gbs"] // (data * sizes["mbs"]),
+        microbatch=sizes["mbs"],
+        sequence=sequence,
+        layout=Layout(cluster=cluster, tensor=tensor, context=context, data=data, pipeline=ranks),
+        split=Split(tensor=tensor, sequence_parallel=tensor > 1, context=context),
+        recompute=Recompute(),
+        kernels=Kernels(),
+        overlapped=True,
+        tensor_overlap=True,
+        forward_overlap=True,
+        hides_reduction=True,
+        distributed=True,
+        spares=(),
+        measured=Measured(step_s=tokens / per_s),
+        gpu=row["gpu"],
+        fits=row["used"] == "fit",
+    )
+
+
+def _grouped(gpu: str, gpus: int) -> str:
+    """Nodes x GPUs: a rack of 72 is used by 64 at a time."""
+    return f"{gpus // 64}x64" if gpu == "gb200" and gpus >= 64 else str(gpus)
+
+
+def step_flops_per_token(shape: ModelShape, sequence: int) -> float:
+    """Of training, the causal half of attention left out."""
+    made = pieces(
+        shape,
+        Split(),
+        sequence=sequence,
+        microbatch=1,
+        recompute=Recompute(),
+        precision=FP16,
+        causal=True,
+    )
+    return 3 * sum(piece.forward_flops for piece in made) / sequence
+
+
 def _job(
     row: dict[str, str],
     table: str,
@@ -205,7 +281,8 @@ def _job(
     return Job(
         table=table,
         model=row["model"],
-        gpt=gpt,
+        shape=gpt.shape,
+        precision=FP16,
         schedule=SCHEDULES[row["schedule"]],
         printed=row["schedule"],
         ranks=ranks,
@@ -219,7 +296,9 @@ def _job(
         kernels=Kernels(style="fused", flash=flash),
         overlapped=overlapped,
         tensor_overlap=tensor_overlap,
+        forward_overlap=False,
         hides_reduction=hides_reduction,
+        distributed=False,
         spares=spares,
         measured=measured,
     )

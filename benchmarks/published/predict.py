@@ -1,4 +1,4 @@
-"""What Fullbore predicts for a job: stages cut and priced, the schedule simulated, memory summed."""
+"""What Fullbore predicts for a job: stages priced, the schedule simulated, memory summed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from fullbore import schedules
 from fullbore.cost import Costs
 from fullbore.cost.hardware import Overlap, Roofline, optimizer_s, reduction_s
 from fullbore.cost.hardware.assemble import stage_costs
-from fullbore.cost.model import Piece, Precision
+from fullbore.cost.model import Piece
 from fullbore.cost.model.layer import pieces
 from fullbore.ir import Schedule
 from fullbore.sim import simulate
 from fullbore.timeline import Timeline, live_curves, summarize
 
-__all__ = ["Predicted", "bubble", "predict"]
-
-# Megatron-LM sums gradients of --fp16 in 16 bits.
-FP16 = replace(Precision.named("fp16"), gradient=2.0)
+__all__ = ["Predicted", "bubble", "predict", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +49,12 @@ def bubble(job: Job) -> float:
 
 def predict(job: Job) -> Predicted:
     """Seconds and memory from the model's shape and the cluster's presets alone."""
-    stages = _stages(job)
+    stages = stages_of(job)
     roofline = Roofline(
         layout=job.layout,
-        precision=FP16,
+        precision=job.precision,
         kernels=job.kernels,
-        overlap=Overlap(backward=job.tensor_overlap),
+        overlap=Overlap(backward=job.tensor_overlap, forward=job.forward_overlap),
     )
     costs = stage_costs(roofline, stages, message_bytes=_message_bytes(job))
     schedule = _schedule(job)
@@ -65,7 +62,7 @@ def predict(job: Job) -> Predicted:
     pipeline_s = summarize(timeline, schedule).makespan_s
     lost = 1 + job.layout.cluster.constants.step_share
     held = _activation_peaks(timeline, schedule, costs) if job.measured.memory_gb else [0.0]
-    fixed = [_state_bytes(stages, schedule, rank) for rank in range(job.ranks)]
+    fixed = [_state_bytes(job, stages, schedule, rank) for rank in range(job.ranks)]
     return Predicted(
         step_s=pipeline_s * lost + _rest_s(job, stages, schedule),
         pipeline_s=pipeline_s,
@@ -87,15 +84,15 @@ def _schedule(job: Job) -> Schedule:
     return _named(job.schedule, job.ranks, job.microbatches, v if v > 1 else None)
 
 
-def _stages(job: Job) -> list[list[Piece]]:
+def stages_of(job: Job) -> list[list[Piece]]:
     """Layers in equal stages; where both ends were given room, one less on the first and last."""
     made = pieces(
-        job.gpt.shape,
+        job.shape,
         job.split,
         sequence=job.sequence,
         microbatch=job.microbatch,
         recompute=job.recompute,
-        precision=FP16,
+        precision=job.precision,
         causal=job.kernels.flash,
         kernels=job.kernels,
     )
@@ -122,7 +119,8 @@ def _spared(piece: Piece, spares: Sequence[str]) -> Piece:
 
 def _message_bytes(job: Job) -> float:
     """s·b·h 16-bit numbers; tensor-parallel ranks share one message between them."""
-    return 2.0 * job.sequence * job.microbatch * job.gpt.hidden / job.split.tensor
+    tokens = job.sequence * job.microbatch / job.split.context
+    return 2.0 * tokens * job.shape.hidden / job.split.tensor
 
 
 def _activation_peaks(timeline: Timeline, schedule: Schedule, costs: Costs) -> list[float]:
@@ -143,15 +141,20 @@ def _parameters(stages: Sequence[Sequence[Piece]], schedule: Schedule, rank: int
     return sum(piece.parameters for stage in mine for piece in stages[stage])
 
 
-def _state_bytes(stages: Sequence[Sequence[Piece]], schedule: Schedule, rank: int) -> float:
+def _state_bytes(
+    job: Job, stages: Sequence[Sequence[Piece]], schedule: Schedule, rank: int
+) -> float:
     """Weights, gradients, main weights and moments."""
-    each = FP16.weight + FP16.gradient + FP16.main_weight + FP16.moments
+    held = job.precision
+    each = held.weight + held.gradient + held.main_weight + held.moments
     return _parameters(stages, schedule, rank) * each
 
 
 def _rest_s(job: Job, stages: Sequence[Sequence[Piece]], schedule: Schedule) -> float:
     """Gradients summed over replicas and the optimizer's step, on the rank that has most to do."""
     most = max(_parameters(stages, schedule, rank) for rank in range(job.ranks))
-    summed_s = reduction_s(job.layout, FP16, dense=most)
-    stepped_s = optimizer_s(job.layout, FP16, parameters=most)
-    return stepped_s + (0.0 if job.hides_reduction else summed_s)
+    shards = job.layout.ring("gradient").size if job.distributed else 1
+    stepped_s = optimizer_s(job.layout, job.precision, parameters=most, shards=shards)
+    if job.hides_reduction:
+        return stepped_s
+    return stepped_s + reduction_s(job.layout, job.precision, dense=most)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fullbore.cost.model.shape import Attention, Head, LayerShape, Mlp, ModelShape
+from fullbore.cost.model.shape import (
+    Activation,
+    Attention,
+    Head,
+    LayerShape,
+    Mlp,
+    ModelShape,
+)
 
-__all__ = ["GPT", "Gpt"]
+__all__ = ["GPT", "RECENT", "Gpt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,4 +101,54 @@ GPT = {
     "10.5B": Gpt(
         layers=38, hidden=5120, heads=40, groups=8, vocab=32_000, sequence=4096, tied=False
     ),
+}
+
+
+def _gpt3(layers: int, hidden: int, heads: int) -> ModelShape:
+    return Gpt(layers=layers, hidden=hidden, heads=heads, vocab=50_304, sequence=2048).shape
+
+
+def _decoder(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    groups: int,
+    width: int,
+    vocab: int,
+    *,
+    activation: Activation = "silu",
+) -> ModelShape:
+    """Llama's kind: rotary positions, no biases, a head of its own; gated where SiLU."""
+    attention = Attention(heads=heads, groups=groups, width=hidden // heads)
+    mlp = Mlp(width=width, gated=activation == "silu", activation=activation)
+    return ModelShape(
+        name=name,
+        hidden=hidden,
+        layers=(LayerShape(attention=attention, mlp=mlp),) * layers,
+        vocab=vocab,
+        vocab_multiple=128,
+        head=Head(tied=False),
+    )
+
+
+def _nemotron(layers: int, hidden: int, heads: int, groups: int) -> ModelShape:
+    return _decoder(
+        "nemotron", layers, hidden, heads, groups, 4 * hidden, 256_000, activation="relu2"
+    )
+
+
+RECENT = {
+    "GPT3-5B": _gpt3(24, 4096, 32),
+    "GPT3-20B": _gpt3(44, 6144, 48),
+    "GPT3-175B": _gpt3(96, 12288, 96),
+    "Llama2-7B": _decoder("llama", 32, 4096, 32, 32, 11008, 32_000),
+    "Llama2-13B": _decoder("llama", 40, 5120, 40, 40, 13824, 32_000),
+    "Llama2-70B": _decoder("llama", 80, 8192, 64, 8, 28672, 32_000),
+    "Llama3-8B": _decoder("llama", 32, 4096, 32, 8, 14336, 128_256),
+    "Llama3-70B": _decoder("llama", 80, 8192, 64, 8, 28672, 128_256),
+    "Llama3-405B": _decoder("llama", 126, 16384, 128, 8, 53248, 128_256),
+    "Nemotron-8B": _nemotron(32, 4096, 32, 32),
+    "Nemotron-22B": _nemotron(40, 6144, 48, 48),
+    "Nemotron-340B": _nemotron(96, 18432, 96, 8),
 }

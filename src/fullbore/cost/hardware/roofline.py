@@ -121,11 +121,13 @@ class Roofline:
         return self._seconds(piece, "I", made, hides=self.overlap.backward)
 
     def _weight_grad(self, piece: Piece) -> Seconds:
+        """Fused, sums into gradients travel beside the products, at the speed of a product."""
         made = [(self._weight_grad_s(each), False) for each in piece.products if each.weight]
         found = self._seconds(piece, "W", made, hides=self.overlap.backward)
         if self.kernels.style == "eager":
             return found
-        return replace(found, traffic_s=max(0.0, found.traffic_s - found.products_s))
+        sums_s = sum(self._memory_s(each.bytes) for each in piece.traffic if each.action == "W")
+        return replace(found, traffic_s=max(0.0, sums_s - found.products_s))
 
     def _input_grad_s(self, product: Product) -> float:
         """[m, n] x [n, k]; without a weight [k, m] x [m, n] too."""
@@ -157,7 +159,7 @@ class Roofline:
             columns=columns,
             count=product.count,
             share=product.share,
-            factor_bytes=each,
+            factor_bytes=self.precision.product_input if product.weight else each,
             output_bytes=each if output_bytes is None else output_bytes,
         )
         peak = self._device.peak_flop_per_s(self.precision.name)
@@ -199,6 +201,9 @@ class Roofline:
                 hideable_s += seconds
         hidden_s = min(beside_s, hideable_s * self._constants.hidden_share)
         return waited_s + hideable_s - hidden_s
+
+    def _memory_s(self, moved_bytes: float) -> float:
+        return moved_bytes / (self._device.memory_bytes_per_s * self._constants.memory_share)
 
     def _traffic_s(self, moved_bytes: float) -> float:
         return moved_bytes / (self._device.memory_bytes_per_s * self._constants.traffic_share)
