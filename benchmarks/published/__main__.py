@@ -98,7 +98,7 @@ def _steps(found: Sequence[Job]) -> list[bool]:
 def _told(
     lines: Sequence[Line], digits: str, *, mean_goal: float, worst_goal: float | None
 ) -> bool:
-    """Print the lines and their summary; whether the goals are met by rows nothing was fitted to."""
+    """Print lines and summary; whether the goals are met by rows that nothing was fitted to."""
     rows = [
         [
             line.job.table,
@@ -113,9 +113,9 @@ def _told(
     errors = [abs(line.error) for line in lines if not line.fitted]
     mean, worst = sum(errors) / len(errors), max(errors)
     goal = f"goals {mean_goal:.0%}" + ("" if worst_goal is None else f" and {worst_goal:.0%}")
-    print(
-        f"\n{len(errors)} rows not fitted to: {mean:.1%} off on average, {worst:.1%} at worst; {goal}"
-    )
+    told = f"{mean:.1%} off on average, {worst:.1%} at worst; {goal}"
+    print(f"
+{len(errors)} rows not fitted to: {told}")
     return mean <= mean_goal and (worst_goal is None or worst <= worst_goal)
 
 

@@ -1,9 +1,9 @@
 """Fitting the constants of a generation again, from the few rows that they are fitted to.
 
 ampere      times of single stages and layers, never of steps: F, I and W of a rank of both models
-            in Table 9 of the zero-bubble paper, and forward and backward of one layer in Table 4 of
-            Korthikanti 2022 (layers.csv); `message_share` from the same Table 9's hop within a node;
-            `step_share` alone from steps, the 1F1B rows of the zero-bubble paper's Table 4.
+            in Table 9 of the zero-bubble paper; forward and backward of one layer in Table 4 of
+            Korthikanti 2022 (layers.csv); `message_share` from Table 9's hop within a node.
+            `step_share` alone from steps: the 1F1B rows of the zero-bubble paper's Table 4.
 hopper      the rows of recent.csv that say `fit`, with what is not named here as on Ampere.
 blackwell   the same.
 

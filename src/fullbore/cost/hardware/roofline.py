@@ -80,6 +80,9 @@ class Priced:
         return self.weight_grad.total_s
 
 
+_FUSED, _USUAL = Kernels(), Overlap()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
     """Prices pieces for one job.
@@ -91,8 +94,8 @@ class Roofline:
 
     layout: Layout
     precision: Precision
-    kernels: Kernels = Kernels()
-    overlap: Overlap = Overlap()
+    kernels: Kernels = _FUSED
+    overlap: Overlap = _USUAL
 
     def priced(self, piece: Piece) -> Priced:
         """Seconds of a piece's actions; ConfigError where the device has no such precision."""
