@@ -114,8 +114,7 @@ def _told(
     mean, worst = sum(errors) / len(errors), max(errors)
     goal = f"goals {mean_goal:.0%}" + ("" if worst_goal is None else f" and {worst_goal:.0%}")
     told = f"{mean:.1%} off on average, {worst:.1%} at worst; {goal}"
-    print(f"
-{len(errors)} rows not fitted to: {told}")
+    print(f"\n{len(errors)} rows not fitted to: {told}")
     return mean <= mean_goal and (worst_goal is None or worst <= worst_goal)
 
 

@@ -10,9 +10,8 @@ from jobs import Job
 
 from fullbore import schedules
 from fullbore.cost import Costs
-from fullbore.cost.hardware import Overlap, Roofline, optimizer_s, reduction_s
-from fullbore.cost.hardware.assemble import stage_costs
-from fullbore.cost.model import Piece
+from fullbore.cost.hardware import Overlap, Roofline, optimizer_s, reduction_s, stage_costs, step_s
+from fullbore.cost.model import Kernels, ModelShape, Piece, Precision, Recompute, Split
 from fullbore.cost.model.layer import pieces
 from fullbore.ir import Schedule
 from fullbore.sim import simulate
@@ -60,11 +59,10 @@ def predict(job: Job) -> Predicted:
     schedule = _schedule(job)
     timeline = simulate(schedule, costs, overlap=job.overlapped)
     pipeline_s = summarize(timeline, schedule).makespan_s
-    lost = 1 + job.layout.cluster.constants.step_share
     held = _activation_peaks(timeline, schedule, costs) if job.measured.memory_gb else [0.0]
     fixed = [_state_bytes(job, stages, schedule, rank) for rank in range(job.ranks)]
     return Predicted(
-        step_s=pipeline_s * lost + _rest_s(job, stages, schedule),
+        step_s=_step_s(job, stages, schedule, pipeline_s),
         pipeline_s=pipeline_s,
         memory_gb=max(a + b for a, b in zip(held, fixed, strict=False)) / 1e9,
         activations_gb=max(held) / 1e9,
@@ -84,17 +82,38 @@ def _schedule(job: Job) -> Schedule:
     return _named(job.schedule, job.ranks, job.microbatches, v if v > 1 else None)
 
 
+@cache
+def _pieces(
+    shape: ModelShape,
+    split: Split,
+    sequence: int,
+    microbatch: int,
+    recompute: Recompute,
+    precision: Precision,
+    kernels: Kernels,
+) -> tuple[Piece, ...]:
+    return pieces(
+        shape,
+        split,
+        sequence=sequence,
+        microbatch=microbatch,
+        recompute=recompute,
+        precision=precision,
+        causal=kernels.flash,
+        kernels=kernels,
+    )
+
+
 def stages_of(job: Job) -> list[list[Piece]]:
     """Layers in equal stages; where both ends were given room, one less on the first and last."""
-    made = pieces(
+    made = _pieces(
         job.shape,
         job.split,
-        sequence=job.sequence,
-        microbatch=job.microbatch,
-        recompute=job.recompute,
-        precision=job.precision,
-        causal=job.kernels.flash,
-        kernels=job.kernels,
+        job.sequence,
+        job.microbatch,
+        job.recompute,
+        job.precision,
+        job.kernels,
     )
     first, *layers, last = (_spared(piece, job.spares) for piece in made)
     count = job.ranks * job.virtual_stages
@@ -150,11 +169,18 @@ def _state_bytes(
     return _parameters(stages, schedule, rank) * each
 
 
-def _rest_s(job: Job, stages: Sequence[Sequence[Piece]], schedule: Schedule) -> float:
-    """Gradients summed over replicas and the optimizer's step, on the rank that has most to do."""
+def _step_s(
+    job: Job, stages: Sequence[Sequence[Piece]], schedule: Schedule, pipeline_s: float
+) -> float:
+    """With gradients summed over replicas and the optimizer, on the rank that has most to do."""
     most = max(_parameters(stages, schedule, rank) for rank in range(job.ranks))
     shards = job.layout.ring("gradient").size if job.distributed else 1
-    stepped_s = optimizer_s(job.layout, job.precision, parameters=most, shards=shards)
-    if job.hides_reduction:
-        return stepped_s
-    return stepped_s + reduction_s(job.layout, job.precision, dense=most)
+    summed_s = 0.0
+    if not job.hides_reduction:
+        summed_s = reduction_s(job.layout, job.precision, dense=most)
+    return step_s(
+        job.layout,
+        pipeline_s=pipeline_s,
+        reduction_s=summed_s,
+        optimizer_s=optimizer_s(job.layout, job.precision, parameters=most, shards=shards),
+    )

@@ -24,6 +24,7 @@ __all__ = ["calibrate"]
 
 _MACHINE = "What is measured"
 _RESULT = "Result"
+_DEVICES = ("auto", "cpu", "cuda")
 _PRECISIONS = ("fp32", "bf16", "fp16")
 
 
@@ -82,6 +83,8 @@ def calibrate(
     from fullbore.train.calibrate import Plan
 
     _check(ranks, threads, precision, output)
+    if device not in _DEVICES:
+        raise ConfigError(f"--device {device}: choose auto, cpu or cuda")
     plan = Plan(ranks=ranks or 2, device=device, threads=threads, precision=precision, quick=quick)
     measured = _measured(replace(plan, ranks=_ranks(plan, ranks)))
     if measured is not None:
@@ -179,6 +182,7 @@ def _hand_over(
 
 
 def _warnings(measured: Measured, threads: int | None) -> list[str]:
+    from fullbore.cli.figures import counted
     from fullbore.train.place import cores_here
 
     if measured.is_gpu:
@@ -188,8 +192,8 @@ def _warnings(measured: Measured, threads: int | None) -> list[str]:
     if wanted <= cores:
         return []
     return [
-        f"{measured.ranks_per_node} ranks x {each} threads share {cores} cores: they take turns, "
-        "and so do the times measured"
+        f"{counted(measured.ranks_per_node, 'rank')} x {counted(each, 'thread')} on "
+        f"{counted(cores, 'core')}: they take turns, and the times measured are of that"
     ]
 
 

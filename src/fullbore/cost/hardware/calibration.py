@@ -134,12 +134,16 @@ def _constants(measured: Measured, device: Device, base: str | None) -> Constant
         "memory_share": min(1.0, measured.copy_bytes_per_s / device.memory_bytes_per_s),
         "kernel_s": min(known.kernel_s, smallest_s),
         "node_share": _share(_bus_bytes_per_s(measured), device.node_bytes_per_s, known.node_share),
+        "message_share": _share(
+            measured.pair_bytes_per_s, device.pair_bytes_per_s, known.message_share
+        ),
         "network_share": _share(
             measured.network_bytes_per_s, device.network_bytes_per_s, known.network_share
         ),
         "step_share": 0.0,
     }
     if not measured.is_gpu:
+        shares["traffic_share"] = 1.0
         shares |= {"attention_share": reached, "attention_backward_share": reached}
     if measured.hop_s is not None:
         shares["hop_s"] = max(measured.hop_s, measured.network_hop_s or 0.0)
