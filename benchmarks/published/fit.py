@@ -89,7 +89,7 @@ def refit() -> None:
     for generation, presets in (("hopper", ("h100",)), ("blackwell", ("b200", "gb200"))):
         rows = [job for job in jobs() if job.fits and job.gpu in presets]
         start = Cluster.parse(presets[0]).constants
-        _fitted(generation, _of_steps(rows), start, ("product_share", "traffic_share"))
+        _fitted(generation, _of_steps(rows), start, ("product_share", "cast_share"))
 
 
 def _profiles() -> list[Timed]:

@@ -98,7 +98,9 @@ def cpu(**changes: object) -> Measured:
 def test_constants_of_products_are_found_again():
     found = calibrated(gpu())
     assert found.base == "h100"
-    assert max(map(abs, errors_of(gpu(), found))) < 0.02
+    errors = [abs(error) for error in errors_of(gpu(), found)]
+    assert max(errors) < 0.04
+    assert sum(errors) / len(errors) < 0.01
     large = Gemm(rows=8192, inner=8192, columns=8192)
     expected = constants_of("hopper").model_copy(update={"product_share": 0.70, "kernel_s": 5e-6})
     made, given = (

@@ -229,7 +229,7 @@ def test_one_pair_of_a_mesh_has_one_link():
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"tensor": 0}, "tensor parallel size is 0: make it 1 or more"),
+        ({"tensor": 0}, "tensor parallel size 0: it must be 1 or more"),
         ({"data": 65}, "are 65 ranks; h100:8x8 has 64 devices"),
         ({"data": 8, "expert": 3}, "expert parallel size 3 x 1 does not divide the 8 ranks"),
     ],

@@ -64,6 +64,9 @@ class Constants(BaseModel):
         le=1,
         description="the same of norms, activations, softmax and sums, with what is not listed",
     )
+    cast_share: float = Field(
+        gt=0, le=1, description="the same of casts to 8 bits, with their scaling"
+    )
     kernel_s: float = Field(ge=0, description="seconds between two kernels")
     node_share: float = Field(
         gt=0, le=1, description="of the bandwidth within a node, reached by collectives"

@@ -115,13 +115,23 @@ class Roofline:
     def _forward(self, piece: Piece, action: Action, *, recomputed: bool) -> Seconds:
         products = [p for p in piece.products if p.recomputed or not recomputed]
         made = [(self.product_s(product), self._is_fused(product)) for product in products]
-        return self._seconds(piece, action, made, hides=self.overlap.forward)
+        found = self._seconds(piece, action, made, hides=self.overlap.forward)
+        return self._with_casts(found, [p.rows * p.inner * p.count for p in products if p.weight])
 
     def _input_grad(self, piece: Piece) -> Seconds:
-        made = [
-            (self._input_grad_s(product), self._is_fused(product)) for product in piece.products
-        ]
-        return self._seconds(piece, "I", made, hides=self.overlap.backward)
+        made = [(self._input_grad_s(each), self._is_fused(each)) for each in piece.products]
+        found = self._seconds(piece, "I", made, hides=self.overlap.backward)
+        cast = [each.rows * each.columns * each.count for each in piece.products if each.weight]
+        return self._with_casts(found, cast)
+
+    def _with_casts(self, found: Seconds, elements: Sequence[float]) -> Seconds:
+        """In 8 bits, factors are read in 16 and written twice, as they are and transposed."""
+        if not self.precision.name.startswith("fp8"):
+            return found
+        each = self.precision.activation + 2
+        per_s = self._device.memory_bytes_per_s * self._constants.cast_share
+        casts_s = sum(each * count / per_s + self._constants.kernel_s for count in elements)
+        return replace(found, traffic_s=found.traffic_s + casts_s)
 
     def _weight_grad(self, piece: Piece) -> Seconds:
         """Fused, sums into gradients travel beside the products, at the speed of a product."""
@@ -192,13 +202,15 @@ class Roofline:
     def _exposed_s(self, messages: Sequence[Collective], beside_s: float) -> float:
         """What is left of messages next to products of beside_s.
 
-        A product waits for the gather in front of its I; other messages of a backward run beside
-        the product that comes next, and slow it down, by what `hidden_share` leaves.
+        A product waits for the gather in front of its I, unless it takes what is there piece by
+        piece (--tp-comm-overlap); other messages of a backward run beside the product that comes
+        next, and slow it down, by what `hidden_share` leaves.
         """
         waited_s = hideable_s = 0.0
         for message in messages:
             seconds = self.layout.collective_s(message.kind, message.bytes, message.group)
-            if message.action == "I" and message.kind == "all_gather":
+            waits = message.action == "I" and message.kind == "all_gather"
+            if waits and not self.overlap.forward:
                 waited_s += seconds
             else:
                 hideable_s += seconds
