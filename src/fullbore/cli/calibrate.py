@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -86,9 +87,10 @@ def calibrate(
     if device not in _DEVICES:
         raise ConfigError(f"--device {device}: choose auto, cpu or cuda")
     plan = Plan(ranks=ranks or 2, device=device, threads=threads, precision=precision, quick=quick)
+    busy = os.getloadavg()[0]
     measured = _measured(replace(plan, ranks=_ranks(plan, ranks)))
     if measured is not None:
-        _hand_over(measured, output, threads, as_json=as_json)
+        _hand_over(measured, output, _warnings(measured, threads, busy), as_json=as_json)
 
 
 def _check(
@@ -163,13 +165,12 @@ def _progress(*, shown: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _hand_over(
-    measured: Measured, output: Path | None, threads: int | None, *, as_json: bool
+    measured: Measured, output: Path | None, warnings: list[str], *, as_json: bool
 ) -> None:
     from fullbore.cli.output import print_json, write
     from fullbore.cost.hardware.calibration import calibrated, to_toml
 
     found = calibrated(measured)
-    warnings = _warnings(measured, threads)
     for warning in warnings:
         print(f"fullbore: {warning}", file=sys.stderr)
     if output is not None:
@@ -181,26 +182,36 @@ def _hand_over(
         _print(measured, found)
 
 
-def _warnings(measured: Measured, threads: int | None) -> list[str]:
+def _warnings(measured: Measured, threads: int | None, busy: float) -> list[str]:
+    """What makes times longer than they need be; busy: cores that were at work before."""
     from fullbore.cli.figures import counted
     from fullbore.train.place import cores_here
 
-    if measured.is_gpu:
-        return []
-    each = threads or measured.multiprocessors
-    wanted, cores = measured.ranks_per_node * each, cores_here()
-    if wanted <= cores:
-        return []
-    return [
-        f"{counted(measured.ranks_per_node, 'rank')} x {counted(each, 'thread')} on "
-        f"{counted(cores, 'core')}: they take turns, and the times measured are of that"
-    ]
+    each, cores = threads or measured.multiprocessors, cores_here()
+    told = []
+    if busy > cores / 2:
+        told.append(
+            f"other work was running ({busy:.1f} of {counted(cores, 'core')}): times may be too long"
+        )
+    if not measured.is_gpu and measured.ranks_per_node * each > cores:
+        told.append(
+            f"{counted(measured.ranks_per_node, 'rank')} x {counted(each, 'thread')} on "
+            f"{counted(cores, 'core')}: they take turns, and the times measured are of that"
+        )
+    return told
 
 
 def _notes(measured: Measured, warnings: list[str]) -> list[str]:
     """What stands at the top of the file."""
-    many = f"{measured.ranks} ranks, {len(measured.products)} products in {measured.precision}"
-    return [f"Measured by fullbore calibrate: {many}.", *warnings]
+    from fullbore.cli.figures import counted
+
+    products = f"{len(measured.products)} products in {measured.precision}"
+    notes = [f"Measured by fullbore calibrate: {counted(measured.ranks, 'rank')}, {products}."]
+    if measured.pair_bytes_per_s is None:
+        notes.append("Not measured with one rank: messages, node_gb_per_s and network_gb_per_s.")
+    elif measured.network_bytes_per_s is None:
+        notes.append("Not measured on one machine: network_gb_per_s, which is as within the node.")
+    return [*notes, *warnings]
 
 
 def _document(measured: Measured, found: Calibrated, warnings: list[str]) -> dict[str, object]:
@@ -221,7 +232,7 @@ def _document(measured: Measured, found: Calibrated, warnings: list[str]) -> dic
 
 
 def _print(measured: Measured, found: Calibrated) -> None:
-    from fullbore.cli.figures import percent, seconds
+    from fullbore.cli.figures import counted, percent, seconds
     from fullbore.cli.output import table
     from fullbore.cost.hardware.calibration import errors_of
 
@@ -235,10 +246,11 @@ def _print(measured: Measured, found: Calibrated) -> None:
         ]
         for each, error in zip(measured.products, errors, strict=True)
     ]
-    print(f"{measured.device}: {measured.ranks} ranks, {measured.precision}", "", sep="\n")
+    ranks = counted(measured.ranks, "rank")
+    print(f"{measured.device}: {ranks}, {measured.precision}", "", sep="\n")
     print(table(["product", "time", "GFLOP/s", "fit"], rows), "", sep="\n")
     mean = sum(map(abs, errors)) / len(errors)
-    print(f"peak              {max(measured.peaks.values()) / 1e12:.4g} TFLOP/s")
+    print(f"best product      {max(measured.peaks.values()) / 1e9:.4g} GFLOP/s")
     print(
         f"fit of products   {percent(mean)} off on average, {percent(max(map(abs, errors)))} worst"
     )

@@ -2,7 +2,7 @@
 
 Every rank measures products and copies at the same time, as it would train, with its share of the
 cores; times are medians over tries, and what ranks found is averaged. Messages are then sent there
-and back between rank 0 and one other, and summed by all.
+and back between rank 0 and one other, and summed by all; of these the quickest try counts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ Shape = tuple[int, int, int]  # rows, inner, columns
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALL_BYTES = 1024
+_SMALL_TRIES = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +125,14 @@ class _Machine:
 
     def median_s(self, work: Callable[[], object]) -> float:
         """Median over tries of this rank's seconds, after one that warms up."""
-        times = [self.once_s(work) for _ in range(self.effort.tries + 1)]
-        return statistics.median(times[1:])
+        return statistics.median(self._times_s(work, self.effort.tries))
+
+    def least_s(self, work: Callable[[], object], tries: int) -> float:
+        """The shortest of so many tries: of a message, what nobody else delayed."""
+        return min(self._times_s(work, tries))
+
+    def _times_s(self, work: Callable[[], object], tries: int) -> list[float]:
+        return [self.once_s(work) for _ in range(tries + 1)][1:]
 
     def once_s(self, work: Callable[[], object]) -> float:
         """Seconds of one try."""
@@ -238,7 +246,8 @@ def _messages(
         _one_way_s(machine, other, size) for size in (_SMALL_BYTES, machine.effort.message_bytes)
     ]
     small_s, large_s = (machine.team.gather(seconds)[0] for seconds in times)
-    return small_s, machine.effort.message_bytes / max(large_s - small_s, 1e-9)
+    moving_s = large_s - small_s if large_s > 2 * small_s else large_s
+    return small_s, machine.effort.message_bytes / moving_s
 
 
 def _one_way_s(machine: _Machine, other: int, size_bytes: int) -> float:
@@ -252,7 +261,7 @@ def _one_way_s(machine: _Machine, other: int, size_bytes: int) -> float:
         for turn in (0, other):
             (dist.send if turn == rank else dist.recv)(tensor, peer)
 
-    return machine.median_s(there_and_back) / 2
+    return machine.least_s(there_and_back, _message_tries(machine, size_bytes)) / 2
 
 
 def _all_reduces(machine: _Machine) -> tuple[float | None, float | None]:
@@ -269,13 +278,29 @@ def _all_reduces(machine: _Machine) -> tuple[float | None, float | None]:
 
 def _all_reduce_s(machine: _Machine, size_bytes: int) -> float:
     tensor = machine.tensor(size_bytes // 4)
-    return machine.median_s(lambda: dist.all_reduce(tensor))
+    return machine.least_s(lambda: dist.all_reduce(tensor), _message_tries(machine, size_bytes))
+
+
+def _message_tries(machine: _Machine, size_bytes: int) -> int:
+    """Small messages are quick, and more easily disturbed."""
+    return _SMALL_TRIES if size_bytes == _SMALL_BYTES else machine.effort.tries
 
 
 def _name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_cpu()}, {threads} thread{'' if threads == 1 else 's'}"
+
+
+def _cpu() -> str:
+    """The processor's name as Linux tells it, or its kind."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    names = (line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line)
+    return next(names, None) or f"CPU {platform.machine()}"
 
 
 def _multiprocessors(device: torch.device) -> int:
