@@ -74,10 +74,11 @@ def calibrate(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure matrix products, copies in memory and messages between ranks.
+    """Measure this machine, as a cluster file.
 
-    The result is a cluster file: this machine's peaks, and constants with which predictions come
-    nearest to what was measured (docs/hardware.md). Ctrl-C leaves an older file as it was.
+    Matrix products, copies in memory and messages between ranks become peaks, and constants with
+    which predictions come nearest to what was measured (docs/hardware.md). Ctrl-C leaves an older
+    file as it was.
 
       fullbore calibrate -o here.toml
     """
@@ -191,7 +192,7 @@ def _warnings(measured: Measured, threads: int | None, busy: float) -> list[str]
     told = []
     if busy > cores / 2:
         told.append(
-            f"other work was running ({busy:.1f} of {counted(cores, 'core')}): times may be too long"
+            f"other work ran before ({busy:.1f} of {counted(cores, 'core')}): times may be too long"
         )
     if not measured.is_gpu and measured.ranks_per_node * each > cores:
         told.append(
