@@ -64,7 +64,7 @@ class Timed:
 
 def _is_fitted(job: Job) -> bool:
     if job.table.startswith("Zero bubble"):
-        return job.printed == "1F1B"
+        return job.printed == "1F1B" and job.measured.profile_s is not None
     return job.fits
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,11 +13,13 @@ from shapes import GPT, RECENT
 
 from fullbore.cost.hardware import Cluster, Constants, Layout
 from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute, Split
+from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.layer import pieces
 
 __all__ = ["Job", "Measured", "jobs", "step_flops_per_token"]
 
 HERE = Path(__file__).parent
+CONFIGS = HERE.parents[1] / "examples" / "configs"
 
 # Megatron-LM sums gradients of --fp16 in 16 bits.
 FP16 = replace(Precision.named("fp16"), gradient=2.0)
@@ -56,7 +59,7 @@ class Job:
     """One run. overlapped: whether messages between stages travel beside computation.
     hides_reduction: whether gradients are summed beside the backward. distributed: ZeRO-1. spares:
     names of kept tensors that the run computed again besides `recompute`. fits: whether constants
-    are fitted to its step.
+    are fitted to its step. mixture: of experts.
     """
 
     table: str
@@ -83,6 +86,7 @@ class Job:
     measured: Measured
     gpu: str = "a100"
     fits: bool = False
+    mixture: bool = False
 
     @property
     def name(self) -> str:
@@ -104,8 +108,9 @@ def jobs() -> Iterator[Job]:
     for file in ("published.csv", "others.csv"):
         for row in _rows(file):
             yield from _jobs(row)
-    for row in _rows("recent.csv"):
-        yield _recent(row)
+    for file in ("recent.csv", "experts.csv"):
+        for row in _rows(file):
+            yield _recent(row)
 
 
 def _rows(file: str) -> list[dict[str, str]]:
@@ -127,18 +132,18 @@ def _jobs(row: dict[str, str]) -> Iterator[Job]:
 
 def _zero_bubble(row: dict[str, str]) -> Job:
     """A100s in nodes of 8, no tensor or data parallelism, scores and dropout masks kept."""
-    microbatch = {"1.5B": 6, "14.6B": 1}[row["model"]]
+    microbatch = {"1.5B": 6, "6.2B": 3, "14.6B": 1, "28.3B": 1}[row["model"]]
     found = re.search(r"throughput ([\d.]+) samples", row["notes"])
     ranks, microbatches = int(row["P"]), int(row["M"])
     step_s = microbatch * microbatches / ranks / float(found[1]) if found else None
-    times = [float(row[name]) / 1e3 for name in ("TF", "TB", "TW", "Tcomm")]
+    times = [float(row[name] or "nan") / 1e3 for name in ("TF", "TB", "TW", "Tcomm")]
     return _job(
         row,
         "Zero bubble, Tables 4, 5, 9",
         microbatch=microbatch,
         measured=Measured(
-            bubble=row["bubble_all_hops"] or row["bubble"],
-            profile_s=(times[0], times[1], times[2], times[3]),
+            bubble=row["bubble_all_hops"] or row["bubble"] or None,
+            profile_s=(times[0], times[1], times[2], times[3]) if row["TF"] else None,
             step_s=step_s,
             memory_gb=float(row["mem"]) if row["mem"] else None,
         ),
@@ -207,7 +212,8 @@ def _recent(row: dict[str, str]) -> Job:
     sizes = {name: int(row[name]) for name in ("gpus", "gbs", "mbs", "tp", "pp", "cp", "v")}
     tensor, ranks, context = sizes["tp"], sizes["pp"], sizes["cp"]
     data = sizes["gpus"] // (tensor * ranks * context)
-    shape, sequence = RECENT[row["model"]], int(row["sequence"])
+    shape, sequence = _shape(row["model"]), int(row["sequence"])
+    expert, expert_tensor = int(row.get("ep", "1")), 1 if "ep" in row else None
     cluster = Cluster.parse(f"{row['gpu']}:{_grouped(row['gpu'], sizes['gpus'])}")
     tokens = sizes["gbs"] * sequence / sizes["gpus"]
     per_token = step_flops_per_token(shape, sequence)
@@ -224,8 +230,22 @@ def _recent(row: dict[str, str]) -> Job:
         microbatches=sizes["gbs"] // (data * sizes["mbs"]),
         microbatch=sizes["mbs"],
         sequence=sequence,
-        layout=Layout(cluster=cluster, tensor=tensor, context=context, data=data, pipeline=ranks),
-        split=Split(tensor=tensor, sequence_parallel=tensor > 1, context=context),
+        layout=Layout(
+            cluster=cluster,
+            tensor=tensor,
+            context=context,
+            data=data,
+            pipeline=ranks,
+            expert=expert,
+            expert_tensor=expert_tensor,
+        ),
+        split=Split(
+            tensor=tensor,
+            sequence_parallel=tensor > 1,
+            context=context,
+            expert=expert,
+            expert_tensor=expert_tensor,
+        ),
         recompute=Recompute(),
         kernels=Kernels(),
         overlapped=True,
@@ -237,7 +257,15 @@ def _recent(row: dict[str, str]) -> Job:
         measured=Measured(step_s=tokens / per_s),
         gpu=row["gpu"],
         fits=row["used"] == "fit",
+        mixture="ep" in row,
     )
+
+
+def _shape(name: str) -> ModelShape:
+    """A shape of ours, or of a configuration in examples/configs."""
+    if name in RECENT:
+        return RECENT[name]
+    return shape_of(json.loads((CONFIGS / name / "config.json").read_text(encoding="utf-8")))
 
 
 def _grouped(gpu: str, gpus: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
 from jobs import Job
 
@@ -105,7 +106,7 @@ def _pieces(
 
 
 def stages_of(job: Job) -> list[list[Piece]]:
-    """Layers in equal stages; where both ends were given room, one less on the first and last."""
+    """Layers in nearly equal stages; where they do not divide, both ends count as a layer."""
     made = _pieces(
         job.shape,
         job.split,
@@ -120,11 +121,9 @@ def stages_of(job: Job) -> list[list[Piece]]:
     slots: list[list[Piece]] = [[piece] for piece in layers]
     if len(layers) % count:
         slots = [[], *slots, []]
-    assert len(slots) % count == 0
-    size = len(slots) // count
+    ends = [round(len(slots) * stage / count) for stage in range(count + 1)]
     stages = [
-        [piece for slot in slots[start : start + size] for piece in slot]
-        for start in range(0, len(slots), size)
+        [piece for slot in slots[start:end] for piece in slot] for start, end in pairwise(ends)
     ]
     stages[0].insert(0, first)
     stages[-1].append(last)

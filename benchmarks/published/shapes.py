@@ -95,7 +95,9 @@ GPT = {
     "529.6B": _megatron(105, 20480, 128),
     "1008.0B": _megatron(128, 25600, 160),
     "1.5B": _zero_bubble(22, 2304, 24),
+    "6.2B": _zero_bubble(30, 4096, 32),
     "14.6B": _zero_bubble(46, 5120, 40),
+    "28.3B": _zero_bubble(62, 6144, 48),
     # PipeOffload prints no shape: its own script has 8 groups, a separate head and P·v - 2 layers,
     # and 38 layers of that kind have 10.5 billion parameters at a width of 5120.
     "10.5B": Gpt(
