@@ -131,6 +131,8 @@ def stages_of(job: Job) -> list[list[Piece]]:
 
 
 def _spared(piece: Piece, spares: Sequence[str]) -> Piece:
+    if not spares:
+        return piece
     kept = tuple(tensor for tensor in piece.kept if not any(name in tensor.name for name in spares))
     return replace(piece, kept=kept)
 
