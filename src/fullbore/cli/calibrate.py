@@ -128,7 +128,11 @@ def _measured(plan: Plan) -> Measured | None:
         return _be_rank(plan)
     from fullbore.train.launch import launch_ranks
 
-    with tempfile.TemporaryDirectory(prefix="fullbore-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="fullbore-") as folder,
+        _progress(shown=True) as report,
+    ):
+        report(f"starting {plan.ranks} ranks")
         result = Path(folder) / "measured.json"
         launch_ranks(_tell_measured, plan, result, ranks=plan.ranks)
         return Measured.parse(json.loads(result.read_text(encoding="utf-8")))
