@@ -1,0 +1,240 @@
+"""Seconds of a piece's actions: a roofline of products, memory moved, messages waited for.
+
+A product of [m, k] and [k, n] is cut into tiles of the output, which multiprocessors make in waves:
+
+    tiles   = count · ceil(m / tile_rows) · ceil(n / tile_columns)
+    compute = tiles · 2·tile_rows·tile_columns·(k + inner_lost) · share
+              · (1 + tail_waves · multiprocessors / tiles) / (peak · product_share)
+    memory  = bytes of both factors and of the output / (bandwidth · memory_share)
+    seconds = max(compute, memory) + kernel_s
+
+so that small, thin and short products reach less of the peak. A gradient of the input is the
+product [m, n] x [n, k], one of the weight [k, m] x [m, n]; where kernels are fused, the sum that it
+is added to travels beside it. Fused attention writes no scores: it is FLOPs over the peak and a
+share of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fullbore.cost.hardware.device import Constants, Device
+from fullbore.cost.hardware.gemm import Gemm, gemm_s
+from fullbore.cost.hardware.layout import Layout
+from fullbore.cost.model.piece import Action, Collective, Piece, Product
+from fullbore.cost.model.split import Kernels, Precision
+
+__all__ = ["Overlap", "Priced", "Roofline", "Seconds"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What travels beside computation, and costs only what is longer than that.
+
+    backward: tensor-parallel messages of a backward, beside its products (as Megatron-LM does by
+    default). forward: those of a forward, beside its products (--tp-comm-overlap).
+    """
+
+    backward: bool = True
+    forward: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """What one action is made of. exposed_s: messages that no computation hides."""
+
+    products_s: float = 0.0
+    attention_s: float = 0.0
+    traffic_s: float = 0.0
+    exposed_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the action."""
+        return self.products_s + self.attention_s + self.traffic_s + self.exposed_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Seconds of a piece: F, I, W, and R, what recomputation adds to the backward."""
+
+    forward: Seconds
+    input_grad: Seconds
+    weight_grad: Seconds
+    recompute: Seconds
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds of F."""
+        return self.forward.total_s
+
+    @property
+    def input_grad_s(self) -> float:
+        """Seconds of I, recomputation included."""
+        return self.input_grad.total_s + self.recompute.total_s
+
+    @property
+    def weight_grad_s(self) -> float:
+        """Seconds of W."""
+        return self.weight_grad.total_s
+
+
+_FUSED, _USUAL = Kernels(), Overlap()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Prices pieces for one job.
+
+    layout: the job on its cluster. precision: of products. kernels: as the pieces were made with.
+    Flash attention skips what a causal mask hides and others do not: take pieces with
+    causal=kernels.flash.
+    """
+
+    layout: Layout
+    precision: Precision
+    kernels: Kernels = _FUSED
+    overlap: Overlap = _USUAL
+
+    def priced(self, piece: Piece) -> Priced:
+        """Seconds of a piece's actions; ConfigError where the device has no such precision."""
+        return Priced(
+            forward=self._forward(piece, "F", recomputed=False),
+            input_grad=self._input_grad(piece),
+            weight_grad=self._weight_grad(piece),
+            recompute=self._forward(piece, "R", recomputed=True),
+        )
+
+    def product_s(self, product: Product) -> float:
+        """Seconds of the forward of a product."""
+        if self._is_fused(product):
+            return self._attention_s(product.forward_flops, self._constants.attention_share)
+        return self._gemm_s(product, product.rows, product.inner, product.columns)
+
+    def _forward(self, piece: Piece, action: Action, *, recomputed: bool) -> Seconds:
+        products = [p for p in piece.products if p.recomputed or not recomputed]
+        made = [(self.product_s(product), self._is_fused(product)) for product in products]
+        found = self._seconds(piece, action, made, hides=self.overlap.forward)
+        return self._with_casts(found, [p.rows * p.inner * p.count for p in products if p.weight])
+
+    def _input_grad(self, piece: Piece) -> Seconds:
+        made = [(self._input_grad_s(each), self._is_fused(each)) for each in piece.products]
+        found = self._seconds(piece, "I", made, hides=self.overlap.backward)
+        cast = [each.rows * each.columns * each.count for each in piece.products if each.weight]
+        return self._with_casts(found, cast)
+
+    def _with_casts(self, found: Seconds, elements: Sequence[float]) -> Seconds:
+        """In 8 bits, factors are read in 16 and written twice, as they are and transposed."""
+        if not self.precision.name.startswith("fp8"):
+            return found
+        each = self.precision.activation + 2
+        per_s = self._device.memory_bytes_per_s * self._constants.cast_share
+        casts_s = sum(each * count / per_s + self._constants.kernel_s for count in elements)
+        return replace(found, traffic_s=found.traffic_s + casts_s)
+
+    def _weight_grad(self, piece: Piece) -> Seconds:
+        """Fused, sums into gradients travel beside the products, at the speed of a product."""
+        made = [(self._weight_grad_s(each), False) for each in piece.products if each.weight]
+        found = self._seconds(piece, "W", made, hides=self.overlap.backward)
+        if self.kernels.style == "eager":
+            return found
+        sums_s = sum(self._memory_s(each.bytes) for each in piece.traffic if each.action == "W")
+        return replace(found, traffic_s=max(0.0, sums_s - found.products_s))
+
+    def _input_grad_s(self, product: Product) -> float:
+        """[m, n] x [n, k]; without a weight [k, m] x [m, n] too."""
+        if self._is_fused(product):
+            share = self._constants.attention_backward_share
+            return self._attention_s(product.input_grad_flops, share)
+        one = self._gemm_s(product, product.rows, product.columns, product.inner)
+        if product.weight:
+            return one
+        return one + self._gemm_s(product, product.inner, product.rows, product.columns)
+
+    def _weight_grad_s(self, product: Product) -> float:
+        """[k, m] x [m, n]; the sum that it is added to is traffic of the piece."""
+        return self._gemm_s(product, product.inner, product.rows, product.columns, output_bytes=0.0)
+
+    def _gemm_s(
+        self,
+        product: Product,
+        rows: float,
+        inner: float,
+        columns: float,
+        output_bytes: float | None = None,
+    ) -> float:
+        """Seconds of `product.count` products [rows, inner] x [inner, columns]."""
+        each = self.precision.activation
+        gemm = Gemm(
+            rows=rows,
+            inner=inner,
+            columns=columns,
+            count=product.count,
+            share=product.share,
+            factor_bytes=self.precision.product_input if product.weight else each,
+            output_bytes=each if output_bytes is None else output_bytes,
+        )
+        peak = self._device.peak_flop_per_s(self.precision.name)
+        return gemm_s(gemm, self._device, self._constants, peak_flop_per_s=peak)
+
+    def _attention_s(self, flops: float, share: float) -> float:
+        peak = self._device.peak_flop_per_s(self._attention_precision) * share
+        return flops / peak + self._constants.kernel_s
+
+    def _seconds(
+        self, piece: Piece, action: Action, made: list[tuple[float, bool]], *, hides: bool
+    ) -> Seconds:
+        """The parts of an action. made: seconds of each product, and whether it is attention's."""
+        products_s = sum(time_s for time_s, fused in made if not fused)
+        messages = [message for message in piece.collectives if message.action == action]
+        return Seconds(
+            products_s=products_s,
+            attention_s=sum(time_s for time_s, fused in made if fused),
+            traffic_s=sum(
+                self._traffic_s(traffic.bytes) + self._constants.kernel_s
+                for traffic in piece.traffic
+                if traffic.action == action
+            ),
+            exposed_s=self._exposed_s(messages, products_s if hides else 0.0),
+        )
+
+    def _exposed_s(self, messages: Sequence[Collective], beside_s: float) -> float:
+        """What is left of messages next to products of beside_s.
+
+        A product waits for the gather in front of its I, unless it takes what is there piece by
+        piece (--tp-comm-overlap); other messages of a backward run beside the product that comes
+        next, and slow it down, by what `hidden_share` leaves.
+        """
+        waited_s = hideable_s = 0.0
+        for message in messages:
+            seconds = self.layout.collective_s(message.kind, message.bytes, message.group)
+            waits = message.action == "I" and message.kind == "all_gather"
+            if waits and not self.overlap.forward:
+                waited_s += seconds
+            else:
+                hideable_s += seconds
+        hidden_s = min(beside_s, hideable_s * self._constants.hidden_share)
+        return waited_s + hideable_s - hidden_s
+
+    def _memory_s(self, moved_bytes: float) -> float:
+        return moved_bytes / (self._device.memory_bytes_per_s * self._constants.memory_share)
+
+    def _traffic_s(self, moved_bytes: float) -> float:
+        return moved_bytes / (self._device.memory_bytes_per_s * self._constants.traffic_share)
+
+    def _is_fused(self, product: Product) -> bool:
+        return self.kernels.flash and not product.weight
+
+    @property
+    def _attention_precision(self) -> str:
+        """Attention stays in 16 bits where products are in 8."""
+        return "bf16" if self.precision.name.startswith("fp8") else self.precision.name
+
+    @property
+    def _device(self) -> Device:
+        return self.layout.cluster.device
+
+    @property
+    def _constants(self) -> Constants:
+        return self.layout.cluster.constants
