@@ -137,7 +137,7 @@ def named(job: Job) -> dict[str, float]:
     return found
 
 
-@settings(max_examples=200)
+@settings(max_examples=150)
 @given(cases())
 def test_a_found_schedule_is_lawful_fits_and_lies_between_bound_and_named(case):
     try:

@@ -54,23 +54,9 @@ def predict(name: str, shape: Shape, costs_source: CostsSource, *, overlap: bool
 
 def memory_curves(prediction: Prediction) -> tuple[Curve, ...] | None:
     """Activation bytes over time, a curve a rank; None where the costs do not say the bytes."""
-    from fullbore.timeline import live_curves
+    from fullbore.sim import memory_curves as curves
 
-    held, after_input_grad = [], []
-    for stage in prediction.costs.stages:
-        if stage.activation_bytes is None:
-            return None
-        held.append(stage.activation_bytes)
-        kept = stage.input_grad_held_bytes
-        after_input_grad.append(stage.activation_bytes if kept is None else kept)
-    return live_curves(
-        prediction.timeline,
-        prediction.schedule,
-        held_after_forward=held,
-        held_after_input_grad=after_input_grad,
-        held_before_recompute=[s.recompute_input_bytes for s in prediction.costs.stages],
-        leaves_at_offload=[s.offload_bytes for s in prediction.costs.stages],
-    )
+    return curves(prediction.timeline, prediction.schedule, prediction.costs)
 
 
 def describe(prediction: Prediction) -> dict[str, object]:

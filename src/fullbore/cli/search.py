@@ -16,7 +16,7 @@ from fullbore.errors import ConfigError
 if TYPE_CHECKING:
     from fullbore.cli.prediction import Prediction
     from fullbore.cost import Costs
-    from fullbore.search import Found, Job, Progress
+    from fullbore.search import Found, Job, Means, Progress
 
 __all__ = ["search"]
 
@@ -79,6 +79,17 @@ def search(
             "1F1B holds), or bytes such as 40GB. If not given, everything may be held.",
         ),
     ] = None,
+    allow: Annotated[
+        str | None,
+        option(
+            _JOB,
+            "--allow",
+            metavar="offload,recompute",
+            help="Besides order: activations may leave for the host (OFFLOAD; the costs say "
+            "offload_s or offload_bytes_per_s), or be made again (R; recompute_input_bytes), where "
+            "a rank would hold more than the limit.",
+        ),
+    ] = None,
     objective: Annotated[
         str,
         option(
@@ -89,6 +100,24 @@ def search(
             "first action to its last, where ranks need not wait for each other.",
         ),
     ] = "makespan",
+    robust: Annotated[
+        bool,
+        option(
+            _JOB,
+            "--robust",
+            help="Find what nine steps of ten do not exceed when times vary, instead of what a "
+            "step takes when nothing does.",
+        ),
+    ] = False,
+    jitter: Annotated[
+        float,
+        option(
+            _JOB,
+            "--jitter",
+            metavar="X",
+            help="For --robust: by which share every action's time varies (standard deviation).",
+        ),
+    ] = 0.1,
     hop_s: Annotated[
         float | None,
         option(
@@ -115,6 +144,16 @@ def search(
             metavar="N",
             help="Moves to try at the most. Where this is what stops the search, a seed gives the "
             "same schedule everywhere.",
+        ),
+    ] = None,
+    prove: Annotated[
+        float | None,
+        option(
+            _EFFORT,
+            "--prove",
+            metavar="S",
+            help="Then try for S seconds a placement to prove that nothing is faster; for small "
+            "schedules (needs OR-tools: pip install 'fullbore[search]').",
         ),
     ] = None,
     seed: Annotated[
@@ -155,7 +194,7 @@ def search(
       fullbore search --costs costs.json -p 8 -m 32 --memory-limit 1x -o best.csv
     """
     from fullbore.cost import Costs
-    from fullbore.search import Job, Limits, MemoryLimit
+    from fullbore.search import Jitter, Job, Limits, MemoryLimit
     from fullbore.search import search as find
 
     if output is not None and output.suffix.lower() != ".csv":
@@ -168,10 +207,12 @@ def search(
         virtual_stages=_numbers(virtual_stages),
         memory_limit=None if memory_limit is None else MemoryLimit.parse(memory_limit),
         spans=_is_span(objective),
+        means=_means(allow),
     )
     with _interruptible() as interrupted, _progress() as report:
         limits = Limits(time_s=time_limit, moves=iterations, stop=lambda: bool(interrupted))
-        found = find(job, limits=limits, seed=seed, report=report)
+        varies = Jitter(deviation=jitter) if robust else None
+        found = find(job, limits=limits, jitter=varies, prove_s=prove, seed=seed, report=report)
     _hand_over(job, found, output, output_costs, as_json=as_json)
 
 
@@ -185,6 +226,16 @@ def _is_span(objective: str) -> bool:
     if objective not in ("makespan", "span"):
         raise ConfigError(f"--objective {objective}: choose makespan or span")
     return objective == "span"
+
+
+def _means(text: str | None) -> tuple[Means, ...]:
+    from fullbore.search import MEANS
+
+    asked = [] if text is None else text.split(",")
+    for name in asked:
+        if name not in MEANS:
+            raise ConfigError(f"--allow {text}: choose of {', '.join(MEANS)}")
+    return tuple(means for means in MEANS if means in asked)
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
@@ -275,11 +326,13 @@ def _document(job: Job, found: Found, prediction: Prediction) -> dict[str, objec
         **describe(prediction),
         "objective": "span" if job.spans else "makespan",
         "memory_limit": None if job.memory_limit is None else str(job.memory_limit),
+        "allowed": list(job.means),
         "placement": found.placement,
         "placements": list(found.placements),
         "value_s": found.value_s,
         "lower_bound_s": found.bound_s,
         "gap": found.gap,
+        "p90_s": found.quantile_s,
         "best_named": None if named is None else named.name,
         "best_named_s": None if named is None else named.value_s,
         "moves": found.moves,
@@ -295,9 +348,13 @@ def _print(job: Job, found: Found, prediction: Prediction) -> None:
     print(f"placement         {found.placement}, of {'; '.join(found.placements)}")
     print(f"lower bound       {seconds(found.bound_s)}: no schedule of these has a shorter {what}")
     print(f"gap               {found.gap * 100:.2f} % of the {what}, {seconds(found.value_s)}")
+    value_s = found.value_s
+    if found.quantile_s is not None:
+        value_s = found.quantile_s
+        print(f"with jitter       nine steps of ten take {seconds(value_s)} at the most")
     if found.named is None:
         print("best named        none fits")
     else:
-        less = percent(1 - found.value_s / found.named.value_s)
+        less = percent(1 - value_s / found.named.value_s)
         print(f"best named        {found.named.name}, {seconds(found.named.value_s)}: {less} less")
     print(f"searched          {found.elapsed_s:.1f} s, {found.moves:,} moves")

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fullbore.errors import ScheduleError
 from fullbore.ir import Kind, Program, Schedule
+from fullbore.passes.chosen import chosen_stages
 from fullbore.passes.communication import strip_communication
 
 __all__ = ["offload"]
@@ -42,11 +43,7 @@ def offload(
     for name, value, least in (("away", away, 1), ("ahead", ahead, 0)):
         if value < least:
             raise ScheduleError(f"{name} is {value}: the nearest legal value is {least}")
-    chosen = np.zeros(schedule.stages, dtype=np.bool_)
-    for stage in range(schedule.stages) if stages is None else stages:
-        if not 0 <= stage < schedule.stages:
-            raise ScheduleError(f"there is no stage {stage}: stages are 0..{schedule.stages - 1}")
-        chosen[stage] = True
+    chosen = chosen_stages(schedule, stages)
     programs = strip_communication(schedule).programs
     return replace(
         schedule,

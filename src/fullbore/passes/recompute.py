@@ -8,36 +8,45 @@ for the gradient, since a receive is put between the two.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from fullbore.errors import ScheduleError
 from fullbore.ir import Kind, Program, Schedule
+from fullbore.passes.chosen import chosen_stages
 from fullbore.passes.communication import strip_communication
 
 __all__ = ["recompute_ahead"]
 
 
-def recompute_ahead(schedule: Schedule, *, ahead: int = 0) -> Schedule:
+def recompute_ahead(
+    schedule: Schedule, *, stages: Collection[int] | None = None, ahead: int = 0
+) -> Schedule:
     """The same schedule with an R before each B and I; compute actions only. Linear in actions.
 
+    stages: whose activations are made again, all if not given.
     ahead: how many actions of its rank stand between R and the backward, fewer where the forward
     is nearer. Each holds a microbatch's activations for longer. A backward that has its R keeps it,
     and one whose activations come back from the host gets none.
     """
     if ahead < 0:
         raise ScheduleError(f"ahead is {ahead}: the nearest legal value is 0")
+    chosen = chosen_stages(schedule, stages)
     programs = strip_communication(schedule).programs
-    return replace(schedule, programs=tuple(_insert(p, schedule, ahead) for p in programs))
+    return replace(schedule, programs=tuple(_insert(p, schedule, chosen, ahead) for p in programs))
 
 
-def _insert(program: Program, schedule: Schedule, ahead: int) -> Program:
+def _insert(
+    program: Program, schedule: Schedule, chosen: npt.NDArray[np.bool_], ahead: int
+) -> Program:
     cell = program.stage.astype(np.int64) * schedule.microbatches + program.microbatch
     has_own = np.zeros(schedule.stages * schedule.microbatches, dtype=np.bool_)
     has_own[cell[(program.kind == Kind.R) | (program.kind == Kind.RELOAD)]] = True
     backward = np.flatnonzero((program.kind == Kind.B) | (program.kind == Kind.I))
-    backward = backward[~has_own[cell[backward]]]
+    backward = backward[chosen[program.stage[backward]] & ~has_own[cell[backward]]]
     forward_at = np.full(len(has_own), -1, dtype=np.int64)
     forwards = np.flatnonzero(program.kind == Kind.F)
     forward_at[cell[forwards]] = forwards

@@ -54,7 +54,7 @@ class Arm:
         self._settings, self._values = draw(np.random.default_rng(0), 0), np.zeros(0)
         self._stretches = list(_STRETCHES)
         positive = instance.duration_s[instance.duration_s > 0]
-        self._unit_s = float(positive.mean()) if len(positive) else 1.0
+        self.unit_s = float(positive.mean()) if len(positive) else 1.0
         for one in candidate.named[:1]:
             self.take("named", one.tokens, one.value_s)
 
@@ -85,7 +85,7 @@ class Arm:
             self.take("list", made, float(values.min()))
         settings = np.concatenate([self._settings, drawn])
         values = np.concatenate([self._values, values])
-        _, first = np.unique(np.round(values / self._unit_s, 6), return_index=True)
+        _, first = np.unique(np.round(values / self.unit_s, 6), return_index=True)
         chosen = first[np.isfinite(values[first])][:_KEPT]
         self._settings, self._values = np.ascontiguousarray(settings[chosen]), values[chosen]
         return 8 * SETTINGS
@@ -122,7 +122,7 @@ class Arm:
 
     def cool(self, start: Start, now: Tokens, step: int, moves: int) -> None:
         """One of STEPS temperatures of a round of local search, which stands at `now`."""
-        temperature_s = self._unit_s * _HOT * (_COLD / _HOT) ** (step / (_STEPS - 1))
+        temperature_s = self.unit_s * _HOT * (_COLD / _HOT) ** (step / (_STEPS - 1))
         start.value_s = float(
             anneal(
                 self.instance,

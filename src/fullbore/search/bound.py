@@ -30,7 +30,8 @@ and both idle times count, otherwise the larger one.
 
 Memory and time. Each microbatch holds memory on r for at least the chain from its F on a stage
 to the end of its backward there. What r holds, integrated over time, is at least M times that, and
-at most the limit times the time from head_r on. So head_r + (the sum) / limit bounds the makespan,
+at most the limit times the time from head_r on (the limit in whole pieces, where each stage and
+microbatch of a rank holds as much as any other). So head_r + (the sum) / limit bounds the makespan,
 and without head_r the span.
 
 One microbatch. The chain of one microbatch, all the way up and down, bounds the makespan.
@@ -44,6 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullbore.search.instance import Instance
+from fullbore.search.memory import ROUNDING
 
 __all__ = ["lower_bound"]
 
@@ -128,7 +130,7 @@ def _idle_before(
     until = chains.there_down_s[own[-1]]
     most = np.minimum(instance.microbatches * chains.up_s[own], until - chains.there_up_s[own])
     need = instance.rise.reshape(-1, 4)[own, 0] * most / _positive(chains.up_s[own])
-    work = _packed(most, need, float(instance.limit[rank]))
+    work = _packed(most, need, _room(instance, rank, own))
     return max(0.0, float(until - chains.there_up_s[own[0]]) - work)
 
 
@@ -137,7 +139,7 @@ def _idle_after(
 ) -> float:
     """Idle time after the last forward, or after the last backward if that is more."""
     change = instance.change.reshape(-1, 4)[own]
-    limit, count = float(instance.limit[rank]), instance.microbatches
+    limit, count = _room(instance, rank, own), instance.microbatches
     end = chains.there_down_s[own[0]] + chains.back_s[own[0]]
     low = float(chains.below_s[own[0]]) if not spans else 0.0
     chain = float(end - chains.there_up_s[own[-1]] - chains.up_s[own[-1]]) + low
@@ -158,7 +160,18 @@ def _held(instance: Instance, chains: _Chains, rank: int, own: npt.NDArray[np.in
     split = (whole + instance.rise.reshape(-1, 4)[own, 1]) * table[:, 2] + halved * table[:, 3]
     last = np.minimum(joined, split) if instance.splits else joined
     total = instance.microbatches * float((whole * waits + last).sum())
-    return total / float(instance.limit[rank]) if instance.limit[rank] > 0 else 0.0
+    room = _room(instance, rank, own)
+    return total / room if room > 0 else 0.0
+
+
+def _room(instance: Instance, rank: int, own: npt.NDArray[np.int64]) -> float:
+    """What a rank can hold at the most: the limit, in whole pieces where all are of one size."""
+    change = np.abs(instance.change.reshape(-1, 4)[own])
+    piece, limit = float(change[:, 0].max()), float(instance.limit[rank])
+    sizes = change[:, [0, 1, 3]] if instance.splits else change[:, :2]
+    if piece <= 0.0 or np.any(sizes != piece):
+        return limit
+    return float(np.floor(limit / piece + ROUNDING)) * piece
 
 
 def _packed(value: Floats, need: Floats, room: float) -> float:

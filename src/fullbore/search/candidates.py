@@ -14,6 +14,7 @@ from fullbore.schedules import FAMILIES, build
 from fullbore.search.evaluate import evaluate, is_legal, objective
 from fullbore.search.instance import Instance, instance_of, work_for
 from fullbore.search.memory import Footprint, MemoryLimit
+from fullbore.search.relief import Means
 from fullbore.search.tokens import Tokens, tokens_of
 
 __all__ = ["Candidate", "Job", "Named", "candidates", "evaluated"]
@@ -25,6 +26,7 @@ class Job:
 
     virtual_stages: None for every v into which the stages of the costs can be joined.
     spans: whether the longest span of one rank is what counts, instead of the makespan.
+    means: by what a schedule may be brought within the memory limit, besides its order.
     """
 
     costs: Costs
@@ -33,6 +35,7 @@ class Job:
     virtual_stages: tuple[int, ...] | None
     memory_limit: MemoryLimit | None
     spans: bool
+    means: tuple[Means, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,17 +43,18 @@ def _choose(
     need: Floats,  # [2, S] memory that must be there for a forward, and for a backward
     room: Floats,  # [2] memory that is there for them
     keys: Floats,
+    paces_s: Floats,
     patience_s: Floats,  # [4 * S] how much later than now something may be there to be waited for
     now: float,
 ) -> tuple[int, float]:
     """The token that a rank which is free starts now; or none, and when it should look again."""
-    last, microbatches, period_s = ready_s.shape[1] - 1, ready_s.shape[2], keys[3, 0]
+    last, microbatches = ready_s.shape[1] - 1, ready_s.shape[2]
     chosen, chosen_key, coming_s, coming_key = _NOTHING, np.inf, np.inf, np.inf
     weight, weight_key = _NOTHING, np.inf
     for at in range(begin, end):
         stage = own[at]
         if split[stage] > done[2, stage]:
-            key = done[2, stage] * period_s + keys[2, stage]
+            key = done[2, stage] * paces_s[1] + keys[2, stage]
             if key < weight_key:
                 weight, weight_key = stage * 4 + 3, key
         for way in range(2):
@@ -67,7 +68,7 @@ def _choose(
                 there_s = ready_s[way, stage, microbatch]
             if need[way, stage] > room[way]:
                 continue
-            key = microbatch * period_s + keys[way, stage]
+            key = microbatch * paces_s[0] + keys[way, stage]
             if there_s > now:
                 if there_s < coming_s:
                     coming_s, coming_key = there_s, key
@@ -83,7 +84,8 @@ def _choose(
 @kernel
 def construct(
     instance: Instance,
-    keys: Floats,  # [4, S] seconds: of F, of a backward, of W, for microbatch 0; [3, 0] the period
+    keys: Floats,  # [3, S] seconds: of F, of a backward, of W, for microbatch 0
+    paces_s: Floats,  # [2] how much later those of the next microbatch are: of F and backward; of W
     rules: Floats,  # [RULES]
     program: Tokens,  # out [P, L]
     count: Indices,  # out [P]
@@ -123,6 +125,7 @@ def construct(
             need,
             room,
             keys,
+            paces_s,
             patience_s,
             now,
         )

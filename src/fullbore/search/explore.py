@@ -27,7 +27,9 @@ _RANGES = np.array(
         (0.0, 1.5),  # stretch of the way up
         (0.0, 1.5),  # stretch of the way down
         (-2.0, 1.0),  # shift of backwards against forwards, periods x P
-        (0.0, 1.5),  # delay of W against its backward, periods x P
+        (-0.5, 3.0),  # delay of W against its backward before that, periods x P
+        (-2.0, 2.0),  # how much longer that is on the last rank than on the first, periods x P
+        (0.0, 1.2),  # pace of W, periods
         (-1.0, 1.0),  # preference for later stages of a rank, periods
         (0.0, 1.0),  # rules of the list scheduler
         (0.0, 1.0),
@@ -35,7 +37,7 @@ _RANGES = np.array(
         (0.0, 0.6),
     ]
 )
-_RULES_FROM = 5
+_TILT, _LATER, _RULES = 4, 6, 7
 
 
 class Flow:
@@ -76,7 +78,8 @@ def draw(random: np.random.Generator, settings: int) -> Floats:
     at_end = random.random(drawn.shape)
     drawn = np.where(at_end < 0.15, low, np.where(at_end > 0.85, high, drawn))
     drawn[:, 0:2] = np.where(random.random((settings, 1)) < 0.4, 1.0, drawn[:, 0:2])
-    drawn[:, 4] *= random.random(settings) < 0.5
+    drawn[:, [_TILT, _LATER]] *= random.random((settings, 2)) < 0.5
+    drawn[:, _TILT + 1] = np.where(random.random(settings) < 0.5, 1.0, drawn[:, _TILT + 1])
     drawn[:, -1] = random.random(settings) < 0.1
     return np.ascontiguousarray(drawn)
 
@@ -128,18 +131,20 @@ def _explore(
     best_count: Indices,
     values: Floats,
 ) -> None:
-    keys = np.zeros((4, instance.stages))
-    keys[3, 0] = period_s
-    best = np.inf
+    keys, paces_s = np.zeros((3, instance.stages)), np.zeros(2)
+    best, far_s, most = np.inf, instance.ranks * period_s, max(1, instance.ranks - 1)
     for number in range(len(settings)):
         setting = settings[number]
+        paces_s[0], paces_s[1] = period_s, setting[5] * period_s
         for stage in range(instance.stages):
-            later = setting[4] * chunk[stage] * period_s
+            later = setting[_LATER] * chunk[stage] * period_s
             keys[0, stage] = setting[0] * chain_s[0, stage] - later
             keys[1, stage] = setting[1] * chain_s[1, stage] + later
-            keys[1, stage] += setting[2] * instance.ranks * period_s
-            keys[2, stage] = keys[1, stage] + setting[3] * instance.ranks * period_s
-        complete = construct(instance, keys, setting[5:9], program, count, work)
+            tilt = setting[_TILT] * instance.home[stage] / most
+            keys[2, stage] = keys[1, stage] + (setting[3] + tilt) * far_s
+            keys[1, stage] += setting[2] * far_s
+        rules = setting[_RULES:]
+        complete = construct(instance, keys, paces_s, rules, program, count, work)
         if complete and evaluate(instance, program, count, work):
             values[number] = objective(work, spans)
             if values[number] < best:

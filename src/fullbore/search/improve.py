@@ -16,7 +16,7 @@ from fullbore.search.instance import Instance, Work
 from fullbore.search.jit import kernel
 from fullbore.search.moves import can_shift, clip, fill_tails, promise
 
-__all__ = ["anneal", "seed_kernels"]
+__all__ = ["anneal", "begin", "look", "propose", "put", "seed_kernels", "take_back"]
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -51,13 +51,13 @@ def anneal(
     """Try so many moves; the objective of the best programs (best_s if none were better)."""
     path = np.zeros((instance.ranks * program.shape[1], 2), dtype=np.int64)
     ends_s = np.zeros(program.shape[1])
-    least_s = _begin(instance, program, count, work, trial)
+    least_s = begin(instance, program, count, work, trial)
     energy_s, value_s = _energy(work, spans), objective(work, spans)
-    steps = _look(instance, program, count, spans, work, path)
+    steps = look(instance, program, count, spans, work, path)
     move = np.zeros(4, dtype=np.int64)
     unseen = 0
     for _ in range(moves):
-        _propose(instance, program, count, path, steps, move)
+        propose(instance, program, count, path, steps, move)
         rank, here, there, change = move[0], move[1], move[2], move[3]
         worse_s = -temperature_s * np.log(1.0 - np.random.random())
         if change == 0:
@@ -74,7 +74,7 @@ def anneal(
         unseen += 1
         now_s = objective(work, spans)
         if now_s != value_s or unseen == _BLIND:
-            steps = _look(instance, program, count, spans, work, path)
+            steps = look(instance, program, count, spans, work, path)
             unseen = 0
         energy_s, value_s = _energy(work, spans), now_s
         if value_s < best_s:
@@ -87,7 +87,7 @@ def anneal(
 
 
 @kernel
-def _look(
+def look(
     instance: Instance,
     program: Tokens,
     count: Indices,
@@ -116,7 +116,7 @@ def _try(
     rank, here, there, change = move[0], move[1], move[2], move[3]
     most_s = allowed_s - _TAIL * least_s
     busy_s = trial.busy_s[rank]
-    _apply(program, count, rank, here, there, change)
+    put(program, count, move)
     if change == 0 or is_legal(instance, program, count, trial, rank):
         begin = min(here, there)
         runs = resume(instance, program, count, trial, rank, begin, most_s, spans)
@@ -126,12 +126,12 @@ def _try(
             return True
         _forget(instance, work, trial)
     trial.busy_s[rank] = busy_s
-    _undo(program, count, rank, here, there, change)
+    take_back(program, count, move)
     return False
 
 
 @kernel
-def _begin(instance: Instance, program: Tokens, count: Indices, work: Work, trial: Work) -> float:
+def begin(instance: Instance, program: Tokens, count: Indices, work: Work, trial: Work) -> float:
     """Evaluate for both, and the least that the mean of all ranks' times can be."""
     least_s = 0.0
     for rank in range(instance.ranks):
@@ -212,7 +212,7 @@ def _critical(
 
 
 @kernel
-def _propose(
+def propose(
     instance: Instance, program: Tokens, count: Indices, path: Indices, steps: int, move: Indices
 ) -> None:
     """Draw a move: move[0] rank, [1] from, [2] to, [3] 1 to join I and W, 2 to split a B."""
@@ -256,10 +256,12 @@ def _propose_change(program: Tokens, length: int, rank: int, here: int, move: In
 
 
 @kernel
-def _apply(program: Tokens, count: Indices, rank: int, here: int, there: int, change: int) -> None:
-    if change == 0:
+def put(program: Tokens, count: Indices, move: Indices) -> None:
+    """Make a move (see `propose`)."""
+    rank, here, there = move[0], move[1], move[2]
+    if move[3] == 0:
         _shift(program, rank, here, there)
-    elif change == 1:
+    elif move[3] == 1:
         program[rank, here] -= 1
         _shift(program, rank, there, count[rank] - 1)
         count[rank] -= 1
@@ -271,10 +273,12 @@ def _apply(program: Tokens, count: Indices, rank: int, here: int, there: int, ch
 
 
 @kernel
-def _undo(program: Tokens, count: Indices, rank: int, here: int, there: int, change: int) -> None:
-    if change == 0:
+def take_back(program: Tokens, count: Indices, move: Indices) -> None:
+    """Undo a move that was the last one."""
+    rank, here, there = move[0], move[1], move[2]
+    if move[3] == 0:
         _shift(program, rank, there, here)
-    elif change == 1:
+    elif move[3] == 1:
         count[rank] += 1
         _shift(program, rank, count[rank] - 1, there)
         program[rank, here] += 1

@@ -27,8 +27,19 @@ _EXPLORING = 0.12  # share of the budget that goes to list schedules first
 class Race:
     """A search over arms, within a budget."""
 
-    def __init__(self, arms: Sequence[Arm], budget: Budget, random: np.random.Generator) -> None:
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        budget: Budget,
+        random: np.random.Generator,
+        *,
+        begin: float = 0.0,
+        until: float = 1.0,
+    ) -> None:
+        """begin, until: the shares of the budget between which the race runs."""
         self.arms, self._budget, self._random = arms, budget, random
+        self._begin, self._until = begin, until
+        self.finalists: list[tuple[Arm, Start]] = []
 
     @property
     def best(self) -> Arm:
@@ -41,8 +52,10 @@ class Race:
         return min(arm.bound_s for arm in self.arms)
 
     def is_over(self, share: float = 1.0) -> bool:
-        """Whether this share of the budget is spent, or nothing is left to be gained."""
-        return self._budget.is_spent(share) or self.best.best_s <= self.bound_s * (1 + CLOSE)
+        """Whether this share of the race's budget is spent, or nothing is left to be gained."""
+        if self._budget.is_spent(self._begin + share * (self._until - self._begin)):
+            return True
+        return self.best.best_s <= self.bound_s * (1 + CLOSE)
 
     def _spend(self, moves: int) -> None:
         self._budget.spend(moves, best_s=self.best.best_s, bound_s=self.bound_s)
@@ -82,11 +95,20 @@ class Race:
         while entrants and not self.is_over():
             for arm, start in entrants:
                 self._cool(arm, start, moves)
+                self._remember(arm, start)
                 if self.is_over():
                     return
             entrants.sort(key=lambda entrant: entrant[1].value_s)
             entrants = entrants[: len(entrants) // 3]
             moves *= 3
+
+    def _remember(self, arm: Arm, start: Start) -> None:
+        """Keep the best programs that heats have ended with, of different objectives."""
+        if all(start.value_s != other.value_s for _, other in self.finalists):
+            kept = Start(tokens=start.tokens.copy(), value_s=start.value_s)
+            self.finalists.append((arm, kept))
+            self.finalists.sort(key=lambda finalist: finalist[1].value_s)
+            del self.finalists[_STARTS:]
 
     def _entrants(self, generation: int) -> list[tuple[Arm, Start]]:
         """The starts of a generation: the best of all, but a few of every arm at first."""

@@ -7,7 +7,7 @@ that is stopped by its number of moves gives the same schedule on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,14 +15,20 @@ from fullbore.cost import Costs
 from fullbore.errors import ConfigError
 from fullbore.ir import Schedule
 from fullbore.schedules.numbers import check_numbers
-from fullbore.search.arm import Arm
+from fullbore.search.arm import CLOSE, Arm
+from fullbore.search.beyond import Beyond, search_beyond
 from fullbore.search.budget import Budget, Limits, Progress
-from fullbore.search.candidates import Job, Named, candidates
+from fullbore.search.candidates import Job, Named, candidates, evaluated
+from fullbore.search.exact import prove
 from fullbore.search.improve import seed_kernels
 from fullbore.search.race import Race
+from fullbore.search.relief import check_means, keeping_all
+from fullbore.search.robust import Hardened, Jitter, hardened
 from fullbore.search.tokens import schedule_of
 
 __all__ = ["Found", "search"]
+
+_NOMINAL = 0.5  # share of the budget that is spent without jitter, or within the limit, first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,7 @@ class Found:
     costs: those of the schedule's own stages. value_s, bound_s: its objective, and what no
     schedule on any placement that was considered can be below. named: the best named schedule
     that fits, or None. placements: those considered, in words. moves, elapsed_s: what was spent.
+    quantile_s: what a robust search was for, and `named` is judged by; value_s has no jitter then.
     """
 
     schedule: Schedule
@@ -43,6 +50,7 @@ class Found:
     placement: str
     moves: int
     elapsed_s: float
+    quantile_s: float | None = None
 
     @property
     def gap(self) -> float:
@@ -54,30 +62,77 @@ def search(
     job: Job,
     *,
     limits: Limits | None = None,
+    jitter: Jitter | None = None,
+    prove_s: float | None = None,
     seed: int = 0,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Found:
     """The best schedule found within the limits; never worse than a named one that fits.
 
-    report: called now and then. Raises ScheduleError or ConfigError where P, v or M do not fit
-    the costs, or not even one microbatch fits the memory limit; CostsError where a limit in bytes
-    meets costs without bytes.
+    jitter: for a schedule that is good on most steps, rather than on one where nothing varies; what
+    is searched for is the quantile then. prove_s: for so many seconds a placement, after that, look
+    for a proof that nothing is faster, or for what is (see `exact`). report: called now and then.
+
+    With means other than order (`Job.means`) the bound is that without a memory limit.
+
+    Raises ScheduleError or ConfigError where P, v or M do not fit the costs, or not even one
+    microbatch fits the memory limit; CostsError where a limit in bytes meets costs without bytes.
     """
     check_numbers(ranks=job.ranks, microbatches=job.microbatches)
     _compile()
     seed_kernels(seed)
+    _check_means(job, jitter)
     budget = Budget(limits or Limits(), report)
     random = np.random.default_rng(seed)
-    arms = [Arm(one, spans=job.spans) for one in candidates(job)]
-    race = Race(arms, budget, random)
+    plain = replace(job, costs=keeping_all(job.costs)) if job.means else job
+    arms = [Arm(one, spans=job.spans) for one in candidates(plain)]
+    until = _NOMINAL if jitter is not None or job.means else 1.0
+    race = Race(arms, budget, random, until=until)
     race.begin()
-    if race.best.best is None:
-        raise ConfigError(
-            f"the memory limit of {job.memory_limit} is too tight for one microbatch: raise it, "
-            "or cut the model into more stages"
-        )
+    if race.best.best is None and not job.means:
+        raise _too_tight(job)
     race.run()
-    return _found(job, race, budget)
+    if prove_s is not None:
+        _prove(race, prove_s, spans=job.spans)
+    if job.means:
+        beyond = search_beyond(job, budget, random, since=_NOMINAL, below_s=race.best.best_s)
+        return _found_beyond(job, race, budget, beyond)
+    if jitter is None:
+        return _found(job, race, budget)
+    return _found_hardened(job, race, budget, hardened(race, jitter, budget, seed=seed))
+
+
+def _too_tight(job: Job) -> ConfigError:
+    return ConfigError(
+        f"the memory limit of {job.memory_limit} is too tight for one microbatch: raise it, "
+        "or cut the model into more stages"
+    )
+
+
+def _check_means(job: Job, jitter: Jitter | None) -> None:
+    check_means(job.means, job.costs)
+    if job.means and job.memory_limit is None:
+        raise ConfigError(
+            "activations that leave, or are made again, gain nothing where memory has no limit: "
+            "give one"
+        )
+    if job.means and jitter is not None:
+        raise ConfigError(
+            "a robust search keeps all activations where they are: leave out either of the two"
+        )
+
+
+def _prove(race: Race, time_s: float, *, spans: bool) -> None:
+    """Raise the bounds of the arms that may have something better, or find it."""
+    for arm in race.open_arms:
+        proof = prove(
+            arm.instance, size=arm.size, below_s=race.best.best_s, time_s=time_s, spans=spans
+        )
+        if proof.tokens is not None:
+            value_s = evaluated(arm.instance, proof.tokens, spans=spans)
+            if value_s is not None:
+                arm.take("proof", proof.tokens, value_s)
+        arm.bound_s = max(arm.bound_s, min(proof.bound_s * (1 - CLOSE), race.best.best_s))
 
 
 def _compile() -> None:
@@ -103,7 +158,6 @@ def _compile() -> None:
 def _found(job: Job, race: Race, budget: Budget) -> Found:
     best = race.best
     assert best.best is not None
-    named = [one for arm in race.arms for one in arm.candidate.named[:1]]
     return Found(
         schedule=schedule_of(
             best.best,
@@ -114,9 +168,52 @@ def _found(job: Job, race: Race, budget: Budget) -> Found:
         costs=best.candidate.costs,
         value_s=best.best_s,
         bound_s=race.bound_s,
-        named=min(named, key=lambda one: one.value_s, default=None),
+        named=_best_named(race),
         placements=tuple(arm.candidate.label for arm in race.arms),
         placement=best.candidate.label,
         moves=budget.moves,
         elapsed_s=budget.elapsed_s,
+    )
+
+
+def _found_beyond(job: Job, race: Race, budget: Budget, beyond: Beyond) -> Found:
+    """The better of the two; the bound is that without a limit, which is what means may reach."""
+    if beyond.best is None:
+        if race.best.best is None:
+            raise _too_tight(job)
+        return replace(_found(job, race, budget), bound_s=min(beyond.bound_s, race.bound_s))
+    return Found(
+        schedule=beyond.best.schedule,
+        costs=beyond.best.costs,
+        value_s=beyond.best.value_s,
+        bound_s=min(beyond.bound_s, race.bound_s),
+        named=_best_named(race),
+        placements=tuple(arm.candidate.label for arm in race.arms),
+        placement=beyond.placement,
+        moves=budget.moves,
+        elapsed_s=budget.elapsed_s,
+    )
+
+
+def _best_named(race: Race) -> Named | None:
+    named = [one for arm in race.arms for one in arm.candidate.named[:1]]
+    return min(named, key=lambda one: one.value_s, default=None)
+
+
+def _found_hardened(job: Job, race: Race, budget: Budget, best: Hardened) -> Found:
+    nominal_s = evaluated(best.arm.instance, best.tokens, spans=job.spans)
+    assert nominal_s is not None
+    return replace(
+        _found(job, race, budget),
+        schedule=schedule_of(
+            best.tokens,
+            best.arm.candidate.placement,
+            microbatches=job.microbatches,
+            name="found",
+        ),
+        costs=best.arm.candidate.costs,
+        value_s=nominal_s,
+        named=best.named,
+        placement=best.arm.candidate.label,
+        quantile_s=best.quantile_s,
     )

@@ -2,5 +2,6 @@
 
 from fullbore.sim.engine import simulate
 from fullbore.sim.jitter import Spread, spread
+from fullbore.sim.memory import memory_curves
 
-__all__ = ["Spread", "simulate", "spread"]
+__all__ = ["Spread", "memory_curves", "simulate", "spread"]
