@@ -22,8 +22,8 @@ __all__ = [
     "Norm",
 ]
 
-# RMSNorm learns one vector, LayerNorm two, OLMo's LayerNorm none.
-Norm = Literal["rms", "layer", "bare"]
+# RMSNorm learns one vector, LayerNorm two or, without its bias, one; OLMo's learns none.
+Norm = Literal["rms", "layer", "centered", "bare"]
 
 # How an activation is written in an unfused implementation: as one operation, or GPT-2's tanh
 # approximation of GELU spelled out in several.
@@ -35,10 +35,11 @@ class Attention:
     """Multi-head or grouped-query attention.
 
     heads: a of queries. groups: g of keys and values. width: d, of one head. qkv_bias, out_bias:
-    whether those matrices have one. qk_norm: none, over each head's width, or over all heads at
-    once. qk_norm_kind: of that norm. window: how far back a token looks, None for all the way.
-    sinks: one learned number a head beside the scores. rotary: the share of the width that is
-    rotated (0: learned positions or none). softcap: whether tanh bounds the scores.
+    whether those matrices have one. qk_norm: none; head, over each head's width; each_head, the
+    same with weights of its own for every head; all, over all heads at once. qk_norm_kind: of that
+    norm. window: how far back a token looks, None for all the way. sinks: one learned number a head
+    beside the scores. rotary: the share of the width that is rotated (0 where positions are learned
+    or there are none). softcap: whether tanh bounds the scores.
     """
 
     heads: int
@@ -46,7 +47,7 @@ class Attention:
     width: int
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: Literal["none", "head", "all"] = "none"
+    qk_norm: Literal["none", "head", "each_head", "all"] = "none"
     qk_norm_kind: Norm = "rms"
     window: int | None = None
     sinks: bool = False
@@ -61,7 +62,7 @@ class LatentAttention:
     query_rank: of the queries' own compression, None where they have none. kv_rank: of the keys
     and values. plain_width, rotary_width: of a head's queries and keys, without and with rotation;
     the rotated part of the keys is shared by all heads. value_width: of a head's values. bias: of
-    the down projections and the output.
+    the down projections and the output. norms: whether the compressed vectors pass one.
     """
 
     heads: int
@@ -71,6 +72,7 @@ class LatentAttention:
     rotary_width: int
     value_width: int
     bias: bool = False
+    norms: bool = True
     window: int | None = None
 
 

@@ -1,0 +1,167 @@
+"""Mixtures of experts: router, the way of tokens to experts and back, the experts themselves.
+
+Tokens are taken to be spread evenly. Kept for each of the k experts that a token is sent to: its
+copy of the input (h), gate and up (2f), their product (f) and the output before it is weighed (h).
+Megatron-LM takes a token's copies to their experts by an all_to_all, and gathers them over the
+ranks that one expert's width is cut over, if it is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fullbore.cost.model.frame import Frame, Part, moves
+from fullbore.cost.model.linear import matrix
+from fullbore.cost.model.mlp import activated, activation_traffic, mlp
+from fullbore.cost.model.piece import Action, Collective, Kept, Product, Weights
+from fullbore.cost.model.shape import Experts
+
+__all__ = ["experts"]
+
+
+def experts(frame: Frame, shape: Experts) -> tuple[Part, ...]:
+    """All steps; the input, which the layer's norm made, is kept by the layer."""
+    return (
+        *_router(frame, shape),
+        _dispatch(frame, shape),
+        *_matrices(frame, shape),
+        *_shared(frame, shape),
+    )
+
+
+def _pairs(frame: Frame, shape: Experts) -> float:
+    """Copies of tokens that this rank's experts work on, one for each expert of a token."""
+    return frame.tokens / frame.split.tensor * shape.chosen * frame.split.width_of_experts
+
+
+def _router(frame: Frame, shape: Experts) -> tuple[Part, ...]:
+    name = "router"
+    rows = frame.cut_tokens
+    scores = Kept(name="router scores", elements=rows * shape.count, bytes_each=4.0)
+    product = matrix(
+        frame,
+        name,
+        inner=frame.hidden,
+        columns=shape.count,
+        bias=shape.router_bias,
+        rows=rows,
+    )
+    size = rows * shape.count * 4.0
+    return (
+        product,
+        Part(kept=(scores, *_choices(frame, shape))),
+        moves(name, forward=(2 * size, size), backward=(2 * size, size)),
+    )
+
+
+def _choices(frame: Frame, shape: Experts) -> tuple[Kept, ...]:
+    """What an unfused router keeps of its choice: indices of 64 bits and weights of 32."""
+    if not frame.eager:
+        return ()
+    chosen = frame.cut_tokens * shape.chosen
+    return (
+        Kept(name="chosen experts", elements=chosen, bytes_each=8.0),
+        Kept(name="chosen weights", elements=chosen, bytes_each=8.0),
+        Kept(name="sum of weights", elements=frame.cut_tokens, bytes_each=4.0),
+    )
+
+
+def _dispatch(frame: Frame, shape: Experts) -> Part:
+    """Messages and copies on the way to the experts and back, in F and again in I."""
+    sent = frame.tokens / frame.split.tensor * shape.chosen * frame.hidden * frame.bytes
+    told: list[Collective] = []
+    if frame.split.expert > 1:
+        told += _both_ways("all_to_all", "all_to_all", sent, "expert")
+    if frame.split.width_of_experts > 1:
+        whole = sent * frame.split.width_of_experts
+        told += _both_ways("all_gather", "reduce_scatter", whole, "tensor")
+    # Permuted before it is sent and put together again: each reads and writes all copies.
+    size = 2 * _pairs(frame, shape) * frame.hidden * frame.bytes
+    copies = moves("permutation", forward=(size, size), backward=(size, size))
+    return Part(collectives=tuple(told), traffic=copies.traffic)
+
+
+_MessageKind = Literal["all_gather", "reduce_scatter", "all_to_all"]
+
+
+def _both_ways(
+    there: _MessageKind, back: _MessageKind, size: float, group: Literal["tensor", "expert"]
+) -> list[Collective]:
+    actions: tuple[Action, ...] = ("F", "I")
+    return [
+        Collective(name=name, kind=kind, bytes=size, group=group, action=action)
+        for action in actions
+        for name, kind in (("tokens to experts", there), ("tokens from experts", back))
+    ]
+
+
+def _matrices(frame: Frame, shape: Experts) -> tuple[Part, ...]:
+    pairs, local = _pairs(frame, shape), shape.count // frame.split.expert
+    width = shape.width // frame.split.width_of_experts
+    first = "experts gate and up" if shape.gated else "experts up"
+    inside = activated(
+        frame,
+        "experts",
+        elements=pairs * width,
+        gated=shape.gated,
+        activation=shape.activation,
+    )
+    return (
+        Part(
+            kept=(_kept(frame, "experts input", pairs, until_weight=True), *_indices(frame, pairs))
+        ),
+        _grouped(
+            frame, shape, first, inner=frame.hidden, columns=width * (2 if shape.gated else 1)
+        ),
+        Part(kept=inside),
+        activation_traffic(frame, "experts", elements=pairs * width, gated=shape.gated),
+        _grouped(frame, shape, "experts down", inner=width, columns=frame.hidden),
+        Part(kept=(_kept(frame, "experts output", pairs, until_weight=False),)),
+        Part(weights=_biases(shape, local, first, width, frame.hidden) if shape.bias else ()),
+    )
+
+
+def _kept(frame: Frame, name: str, pairs: float, *, until_weight: bool) -> Kept:
+    each = frame.precision.product_input if until_weight else frame.bytes
+    elements = pairs * frame.hidden
+    return Kept(name=name, elements=elements, bytes_each=each, until="W" if until_weight else "I")
+
+
+def _indices(frame: Frame, pairs: float) -> tuple[Kept, ...]:
+    """Unfused, each copy keeps which token and which choice it is, and its weight."""
+    if not frame.eager:
+        return ()
+    return (
+        Kept(name="token and choice of a copy", elements=2 * pairs, bytes_each=8.0),
+        Kept(name="weight of a copy", elements=pairs, bytes_each=frame.bytes),
+    )
+
+
+def _grouped(frame: Frame, shape: Experts, name: str, *, inner: int, columns: int) -> Part:
+    """One product an expert that this rank has."""
+    pairs, local = _pairs(frame, shape), shape.count // frame.split.expert
+    product = Product(name=name, rows=pairs / local, inner=inner, columns=columns, count=local)
+    return Part(
+        products=(product,),
+        grads=(frame.grad(name, pairs * columns),),
+        weights=(Weights(name=name, count=local * inner * columns, group="expert"),),
+    )
+
+
+def _biases(shape: Experts, local: int, first: str, width: int, hidden: int) -> tuple[Weights, ...]:
+    inner = width * (2 if shape.gated else 1)
+    return (
+        Weights(name=f"{first} bias", count=local * inner, group="expert"),
+        Weights(name="experts down bias", count=local * hidden, group="expert"),
+    )
+
+
+def _shared(frame: Frame, shape: Experts) -> tuple[Part, ...]:
+    if shape.shared is None:
+        return ()
+    parts = mlp(frame, shape.shared, name="shared expert")
+    if not shape.shared_gate:
+        return parts
+    gate = matrix(frame, "shared expert gate", inner=frame.hidden, columns=1, rows=frame.cut_tokens)
+    kept = [frame.stream("shared expert output"), frame.cut("shared expert sigmoid", 1)]
+    return (*parts, gate, Part(kept=tuple(kept)))

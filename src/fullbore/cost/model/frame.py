@@ -1,0 +1,120 @@
+"""What pricing a step needs to know besides its shape, and the token counts that follow from it.
+
+T  tokens of one microbatch on this rank where widths are cut: s·b / cp
+C  tokens where the sequence is cut too: T / t with sequence parallelism, else T
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from fullbore.cost.model.piece import Action, Collective, Kept, Product, Traffic, Weights
+from fullbore.cost.model.split import Kernels, Precision, Split
+
+__all__ = ["Frame", "Part", "join", "moves"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One rank's view of one microbatch.
+
+    sequence: s, tokens of a sequence before any cut. microbatch: b. causal: whether the half of
+    the scores that the mask hides goes uncounted. hidden: h.
+    """
+
+    hidden: int
+    split: Split
+    sequence: int
+    microbatch: int
+    precision: Precision
+    kernels: Kernels
+    causal: bool
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """T."""
+        return self.sequence * self.microbatch / self.split.context
+
+    @property
+    def cut_tokens(self) -> float:
+        """C."""
+        cut = self.split.tensor if self.split.sequence_parallel else 1
+        return self.tokens / cut
+
+    @property
+    def eager(self) -> bool:
+        """Whether operations run one after another, unfused."""
+        return self.kernels.style == "eager"
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of an element between products."""
+        return self.precision.activation
+
+    def stream(self, name: str, *, until_weight: bool = False) -> Kept:
+        """A tensor of the residual stream's size, [C, h]."""
+        return self.cut(name, self.hidden, until_weight=until_weight)
+
+    def cut(self, name: str, width: float, *, until_weight: bool = False) -> Kept:
+        """A tensor [C, width]."""
+        return self._tensor(name, self.cut_tokens * width, until_weight=until_weight)
+
+    def whole(self, name: str, width: float, *, until_weight: bool = False) -> Kept:
+        """A tensor [T, width]."""
+        return self._tensor(name, self.tokens * width, until_weight=until_weight)
+
+    def grad(self, name: str, elements: float) -> Kept:
+        """The gradient of a product's output, held until W."""
+        return Kept(
+            name=f"{name} output gradient", elements=elements, bytes_each=self.bytes, until="W"
+        )
+
+    def _tensor(self, name: str, elements: float, *, until_weight: bool) -> Kept:
+        if until_weight:
+            each = self.precision.product_input
+            return Kept(name=name, elements=elements, bytes_each=each, until="W")
+        return Kept(name=name, elements=elements, bytes_each=self.bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One step of a piece, such as the projection of queries, keys and values.
+
+    grads: gradients of the outputs of products, held between I and W. core: whether selective
+    recomputation makes it again.
+    """
+
+    products: tuple[Product, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    grads: tuple[Kept, ...] = ()
+    weights: tuple[Weights, ...] = ()
+    traffic: tuple[Traffic, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    core: bool = False
+
+
+def join(*parts: Part) -> Part:
+    """All of several parts that are no core, as one."""
+    return Part(
+        products=tuple(chain.from_iterable(part.products for part in parts)),
+        kept=tuple(chain.from_iterable(part.kept for part in parts)),
+        grads=tuple(chain.from_iterable(part.grads for part in parts)),
+        weights=tuple(chain.from_iterable(part.weights for part in parts)),
+        traffic=tuple(chain.from_iterable(part.traffic for part in parts)),
+        collectives=tuple(chain.from_iterable(part.collectives for part in parts)),
+    )
+
+
+def moves(name: str, *, forward: tuple[float, float], backward: tuple[float, float]) -> Part:
+    """The traffic of a step without a product: bytes (read, written) in F and in I."""
+    told: tuple[tuple[Action, tuple[float, float]], ...] = (("F", forward), ("I", backward))
+    return Part(
+        traffic=tuple(
+            Traffic(name=name, read_bytes=read, written_bytes=written, action=action)
+            for action, (read, written) in told
+            if read or written
+        )
+    )
