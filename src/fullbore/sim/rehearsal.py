@@ -94,16 +94,12 @@ class Rehearsal:
         refuse_deadlock(self._flat, self._position)
         return self._end_s[self._last]
 
-    def peaks(self, rise: Floats, change: Floats) -> Floats:
-        """The most that each rank holds at once [P]; order alone decides it.
+    def levels(self, rise: Floats, change: Floats) -> Floats:
+        """The most that an action's rank holds while it runs [N]; order alone decides it.
 
         rise, change: [4, S], how far what is held rises above what it was while an action runs,
         and what the action leaves, in one unit.
         """
-        return np.maximum.reduceat(self.levels(rise, change), self.first)
-
-    def levels(self, rise: Floats, change: Floats) -> Floats:
-        """What an action's rank holds while it runs [N]; rise and change as in `peaks`."""
         changes = change.reshape(-1)[self.code]
         before = np.cumsum(changes) - changes
         before -= np.repeat(before[self.first], np.diff(self._fixed["offsets"]))

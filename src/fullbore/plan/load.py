@@ -1,0 +1,123 @@
+"""What each rank has to carry, whatever the order of its actions: parameters and work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fullbore.cost.hardware import Layout, optimizer_s
+from fullbore.plan.choice import Spread
+from fullbore.plan.prices import Floats, Prices, Row, StageSums, layout_of
+from fullbore.plan.question import Question
+
+__all__ = ["Load", "load_of"]
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Load:
+    """Stages placed on ranks, and what follows from that alone.
+
+    home [S]: the rank of each stage. forward_s, backward_s [P]: of one microbatch through all of a
+    rank's stages. busy_s [P]: of all of them. parameters, gradients, optimizer, buffers: bytes [P].
+    reduction_s [P]: gradients and weights on their way to and from replicas, exposed. optimizer_s:
+    of the slowest rank. lost_s: to what is not modelled, by experience (`Constants.step_share`).
+    hop_s, occupancy_s: of messages between stages, as `Costs` has them.
+    """
+
+    sums: StageSums
+    home: Indices
+    forward_s: Floats
+    backward_s: Floats
+    busy_s: Floats
+    parameters: Floats
+    gradients: Floats
+    optimizer: Floats
+    buffers: Floats
+    reduction_s: Floats
+    optimizer_s: float
+    lost_s: float
+    hop_s: float
+    occupancy_s: float
+
+    @property
+    def ranks(self) -> int:
+        """P."""
+        return len(self.busy_s)
+
+
+def load_of(
+    question: Question,
+    spread: Spread,
+    prices: Prices,
+    sums: StageSums,
+    stage_to_rank: tuple[int, ...],
+) -> Load:
+    """The load of every rank; linear in stages."""
+    home = np.array(stage_to_rank, dtype=np.int64)
+    layout, precision = layout_of(question, spread), question.precision
+    dense, expert = _parameters(sums, home)
+    sharded = dense / spread.dense_shards + expert / spread.expert_shards
+    forward_s = np.bincount(home, weights=sums[Row.F])
+    backward_s = np.bincount(home, weights=sums[Row.I] + sums[Row.W])
+    busy_s = (forward_s + backward_s) * spread.microbatches
+    sent_s, gathered_s = _messages(question, spread, layout, dense, expert)
+    if question.overlap_gradients:
+        sent_s = np.maximum(sent_s - backward_s, 0.0)
+        gathered_s = np.maximum(gathered_s - forward_s, 0.0)
+    return Load(
+        sums=sums,
+        home=home,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        busy_s=busy_s,
+        parameters=(dense + expert) * precision.weight,
+        gradients=(dense + expert) * precision.gradient,
+        optimizer=sharded * (precision.main_weight + precision.moments),
+        buffers=_buffers(prices, home),
+        reduction_s=sent_s + gathered_s,
+        optimizer_s=optimizer_s(layout, precision, parameters=float(sharded.max())),
+        lost_s=question.cluster.constants.step_share * float(busy_s.max()),
+        hop_s=layout.hop_s,
+        occupancy_s=prices.message_bytes / layout.hop_bytes_per_s,
+    )
+
+
+def _parameters(sums: StageSums, home: Indices) -> tuple[Floats, Floats]:
+    """Dense parameters of each rank, and those of experts, [P] each.
+
+    A head that is tied to the embedding is there once where one rank has both.
+    """
+    dense = np.bincount(home, weights=sums[Row.DENSE])
+    expert = np.bincount(home, weights=sums[Row.EXPERT])
+    if home[0] == home[-1]:
+        dense[home[-1]] -= sums[Row.TIED][-1]
+    return dense, expert
+
+
+def _messages(
+    question: Question, spread: Spread, layout: Layout, dense: Floats, expert: Floats
+) -> tuple[Floats, Floats]:
+    """Seconds [P] each in which gradients are summed, and weights gathered again (ZeRO-1)."""
+    precision, sent_s, gathered_s = question.precision, np.zeros(len(dense)), np.zeros(len(dense))
+    kind = "reduce_scatter" if spread.distributed else "all_reduce"
+    for group, counts in (("gradient", dense), ("expert_gradient", expert)):
+        for rank, count in enumerate(counts.tolist()):
+            sent_s[rank] += layout.collective_s(kind, count * precision.gradient, group)
+            if spread.distributed:
+                gathered_s[rank] += layout.collective_s(
+                    "all_gather", count * precision.weight, group
+                )
+    return sent_s, gathered_s
+
+
+def _buffers(prices: Prices, home: Indices) -> Floats:
+    """A message coming and one going, of either kind, wherever a rank has a neighbour for it."""
+    crossing = np.flatnonzero(home[:-1] != home[1:])
+    ways = np.zeros(int(home.max()) + 1)
+    np.add.at(ways, np.unique(home[crossing]), 1.0)
+    np.add.at(ways, np.unique(home[crossing + 1]), 1.0)
+    return 2.0 * prices.message_bytes * ways
