@@ -74,6 +74,8 @@ def test_import_fullbore_needs_no_torch(tmp_path):
         ["show", "1f1b", "-p", "2", "-m", "4", "-o", "spans.json"],
         ["simulate", "interleaved", "-p", "2", "-m", "4"],
         ["simulate", "looped-bfs", "-p", "16", "-m", "512", "-v", "4", "--json"],
+        ["model", str(ROOT / "examples" / "configs" / "mixtral-8x7b"), "--explain"],
+        ["model", "--megatron", str(ROOT / "examples" / "configs" / "gpt3-175b.sh"), "--json"],
         ["train", "--help"],
         ["compare", "--help"],
         ["--help"],
@@ -92,7 +94,7 @@ def test_checking_a_file_needs_no_torch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "show", "simulate", "search", "check", "schedules", "train", "compare"]
+    "name", ["", "show", "simulate", "search", "check", "schedules", "model", "train", "compare"]
 )
 def test_help_loads_nothing_heavy(name, tmp_path):
     heavy = (*TRAINING, "numba", "numpy", "perfetto", "rich")

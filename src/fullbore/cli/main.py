@@ -20,6 +20,7 @@ from fullbore.cli.check import check
 from fullbore.cli.compare import compare
 from fullbore.cli.export import export
 from fullbore.cli.help import GroupedCommand
+from fullbore.cli.model import model
 from fullbore.cli.schedules import schedules
 from fullbore.cli.search import search
 from fullbore.cli.show import show
@@ -29,7 +30,7 @@ from fullbore.errors import FullboreError
 
 __all__ = ["app", "main"]
 
-COMMANDS = (schedules, show, simulate, search, check, train, compare, export)
+COMMANDS = (schedules, show, simulate, search, check, model, train, compare, export)
 
 app = typer.Typer(
     name="fullbore",

@@ -1,19 +1,22 @@
 """How many layers each stage gets: by what they cost, with embedding and head counted.
 
 A head can weigh as much as eight layers (SmolLM2-135M's does), so layers alone say little. Costs
-are forward FLOPs a token: from the configuration where `fullbore.cost` knows the family, else from
-the matrices that the model has, which leaves the attention's own products out.
+are forward FLOPs a token: from the configuration where `fullbore.cost.model` knows the family, else
+from the matrices that the model has, which leaves the attention's own products out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from fullbore.cost.model.hugging_face import shape_of
+from fullbore.cost.model.layer import pieces
+from fullbore.cost.model.split import Precision, Recompute, Split
 from fullbore.cost.partition import partition
-from fullbore.cost.transformer import Decoder, piece_flops
 from fullbore.errors import ModelError
 from fullbore.train.anatomy import Anatomy
 
@@ -42,8 +45,7 @@ def piece_costs(model: nn.Module, anatomy: Anatomy, *, seq_length: int) -> Piece
     """What the pieces of a model cost; model: the whole of it on the meta device, untouched."""
     config: Any = model.config
     try:
-        decoder = Decoder.from_config(config.to_dict())
-        costs = piece_flops(decoder, sequence=seq_length, causal=True)
+        costs = _from_shape(config.to_dict(), seq_length)
     except ModelError:
         return _from_matrices(model, anatomy)
     return PieceCosts(
@@ -63,6 +65,20 @@ def balance(costs: PieceCosts, *, stages: int) -> tuple[int, ...]:
     first, *others = costs.layers
     sizes = partition([costs.embedding + first, *others, costs.head], stages)
     return (*sizes[:-1], sizes[-1] - 1)
+
+
+def _from_shape(config: Mapping[str, object], seq_length: int) -> tuple[float, ...]:
+    """Forward FLOPs a token of embedding, layers and head; ModelError where there is no price."""
+    priced = pieces(
+        shape_of(config),
+        Split(),
+        sequence=seq_length,
+        microbatch=1,
+        recompute=Recompute(),
+        precision=Precision.named("bf16"),
+        causal=True,
+    )
+    return tuple(piece.forward_flops / seq_length for piece in priced)
 
 
 def _from_matrices(model: nn.Module, anatomy: Anatomy) -> PieceCosts:

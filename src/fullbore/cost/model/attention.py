@@ -51,7 +51,7 @@ def attention(frame: Frame, shape: Attention) -> tuple[Part, ...]:
         window=shape.window,
         softcap=shape.softcap,
     )
-    qkv, out = "attention query, key, value", "attention output"
+    qkv, out = "attention query, key, value", "attention projection"
     return (
         entering(frame, qkv, frame.hidden),
         matrix(
@@ -65,7 +65,7 @@ def attention(frame: Frame, shape: Attention) -> tuple[Part, ...]:
         _rotation(frame, elements=frame.tokens * shape.width * (heads + groups), shape=shape),
         Part(weights=(Weights(name="attention sinks", count=heads),) if shape.sinks else ()),
         *core(frame, whole),
-        Part(kept=(frame.whole("attention output input", inner, until_weight=True),)),
+        Part(kept=(frame.whole("attention projection input", inner, until_weight=True),)),
         matrix(frame, out, inner=inner, columns=frame.hidden, bias=shape.out_bias),
         leaving(frame, out, frame.hidden),
     )

@@ -95,9 +95,9 @@ def head(frame: Frame, shape: ModelShape) -> tuple[Part, ...]:
 
 def _logits(frame: Frame, shape: ModelShape, rows: int) -> Part:
     part = matrix(frame, "logits", inner=frame.hidden, columns=rows)
-    weights = [Weights(name="head", count=rows * frame.hidden, tied=shape.head.tied)]
+    weights = [Weights(name="logits", count=rows * frame.hidden, tied=shape.head.tied)]
     if shape.head.bias:
-        weights.append(Weights(name="head bias", count=rows))
+        weights.append(Weights(name="logits bias", count=rows))
     return Part(products=part.products, grads=part.grads, weights=tuple(weights))
 
 

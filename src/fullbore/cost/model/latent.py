@@ -21,7 +21,7 @@ def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
     heads = shape.heads // frame.split.tensor
     width = shape.plain_width + shape.rotary_width
     inner = heads * shape.value_width
-    out = "attention output"
+    out = "attention projection"
     return (
         *_queries(frame, shape, columns=heads * width),
         *_keys_and_values(frame, shape, heads=heads),
@@ -36,7 +36,7 @@ def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
                 window=shape.window,
             ),
         ),
-        Part(kept=(frame.whole("attention output input", inner, until_weight=True),)),
+        Part(kept=(frame.whole("attention projection input", inner, until_weight=True),)),
         matrix(frame, out, inner=inner, columns=frame.hidden, bias=shape.bias),
         leaving(frame, out, frame.hidden),
     )
