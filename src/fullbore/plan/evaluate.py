@@ -11,9 +11,9 @@ import numpy as np
 
 from fullbore.cost import Costs, StageCosts
 from fullbore.plan.choice import NONE, Choice, Spread
-from fullbore.plan.load import Load, load_of
+from fullbore.plan.load import Load, load_of, states_of
 from fullbore.plan.memory import Memory, memory_of, peak_bytes
-from fullbore.plan.prices import Prices, Row, layout_of, prices_of
+from fullbore.plan.prices import Floats, Prices, Row, layout_of, prices_of
 from fullbore.plan.programs import Program, Programs
 from fullbore.plan.question import Question
 from fullbore.plan.splits import Room, balanced, room_fits, within_room
@@ -85,12 +85,10 @@ class Evaluator:
             self._loads[key] = load_of(self.question, spread, prices, sums, home)
         return self._loads[key]
 
-    def peaks(self, choice: Choice) -> tuple[float, int]:
-        """Bytes of the rank that holds the most, and which one that is; exact without a clock."""
+    def held(self, choice: Choice) -> Floats:
+        """The most that each rank holds [P], bytes; exact without a clock."""
         rehearsal = self.programs.of(choice).rehearsal
-        totals = peak_bytes(self.load(choice), rehearsal, self.question.allowance)
-        worst = int(np.argmax(totals))
-        return float(totals[worst]), worst
+        return peak_bytes(self.load(choice), rehearsal, self.question.allowance)
 
     def bound_s(self, choice: Choice) -> float:
         """What a choice's step cannot be shorter than."""
@@ -105,13 +103,18 @@ class Evaluator:
     def evaluate(self, choice: Choice) -> Evaluated:
         """Simulate a choice; ConfigError or ScheduleError where it does not exist."""
         made = self.with_layers(choice)
-        held, worst = self.peaks(made)
+        return self.judged(made, self.held(made), step_s=self.step(made).total_s)
+
+    def judged(self, choice: Choice, held: Floats, *, step_s: float) -> Evaluated:
+        """A choice whose ranks hold these bytes [P]."""
+        worst = int(np.argmax(held))
+        peak = float(held[worst])
         return Evaluated(
-            choice=made,
-            step_s=self.step(made).total_s,
-            peak_bytes=held,
+            choice=choice,
+            step_s=step_s,
+            peak_bytes=peak,
             worst_rank=worst,
-            fits=held <= self.question.limit_bytes,
+            fits=peak <= self.question.limit_bytes,
         )
 
     def memory(self, choice: Choice) -> Memory:
@@ -156,18 +159,15 @@ class Evaluator:
         return None if layers is None else replace(choice, layers=layers)
 
     def _room(self, choice: Choice, program: Program, scratch: float) -> Room:
-        question, spread = self.question, choice.spread
-        precision, allowance = question.precision, question.allowance
+        question, allowance = self.question, self.question.allowance
+        dense, expert = states_of(question, choice.spread)
         lost = 1 + allowance.fragmented
         buffers = self.load(self.with_layers(choice)).buffers
         free = question.limit_bytes - allowance.context_bytes - lost * (buffers + scratch)
-        stays = precision.weight + precision.gradient
-        spreads = precision.main_weight + precision.moments
         return Room(
             home=np.array(program.home),
             live=tuple(tuple((lost * a, lost * b) for a, b in pairs) for pairs in program.live),
-            dense_bytes=stays + spreads / spread.dense_shards,
-            expert_bytes=stays + spreads / spread.expert_shards,
+            dense_bytes=dense.bytes,
+            expert_bytes=expert.bytes,
             limits=tuple(free.tolist()),
         )
-

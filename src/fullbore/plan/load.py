@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fullbore.cost.hardware import Layout, optimizer_s
+from fullbore.cost.model.states import Sharding, States, states
 from fullbore.plan.choice import Spread
 from fullbore.plan.prices import Floats, Prices, Row, StageSums, layout_of
 from fullbore.plan.question import Question
 
-__all__ = ["Load", "load_of"]
+__all__ = ["Load", "load_of", "states_of"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -60,6 +61,7 @@ def load_of(
     home = np.array(stage_to_rank, dtype=np.int64)
     layout, precision = layout_of(question, spread), question.precision
     dense, expert = _parameters(sums, home)
+    of_dense, of_expert = states_of(question, spread)
     sharded = dense / spread.dense_shards + expert / spread.expert_shards
     forward_s = np.bincount(home, weights=sums[Row.F])
     backward_s = np.bincount(home, weights=sums[Row.I] + sums[Row.W])
@@ -74,9 +76,9 @@ def load_of(
         forward_s=forward_s,
         backward_s=backward_s,
         busy_s=busy_s,
-        parameters=(dense + expert) * precision.weight,
-        gradients=(dense + expert) * precision.gradient,
-        optimizer=sharded * (precision.main_weight + precision.moments),
+        parameters=dense * of_dense.weights_bytes + expert * of_expert.weights_bytes,
+        gradients=dense * of_dense.gradients_bytes + expert * of_expert.gradients_bytes,
+        optimizer=dense * of_dense.optimizer_bytes + expert * of_expert.optimizer_bytes,
         buffers=_buffers(prices, home),
         reduction_s=sent_s + gathered_s,
         optimizer_s=optimizer_s(layout, precision, parameters=float(sharded.max())),
@@ -84,6 +86,16 @@ def load_of(
         hop_s=layout.hop_s,
         occupancy_s=prices.message_bytes / layout.hop_bytes_per_s,
     )
+
+
+def states_of(question: Question, spread: Spread) -> tuple[States, States]:
+    """What one parameter takes on its rank: a dense one, and one of an expert."""
+    sharding: Sharding = "optim" if spread.distributed else "no_shard"
+    dense, expert = (
+        states(1.0, question.precision, sharding=sharding, copies=copies)
+        for copies in (spread.dense_shards, spread.expert_shards)
+    )
+    return dense, expert
 
 
 def _parameters(sums: StageSums, home: Indices) -> tuple[Floats, Floats]:

@@ -80,9 +80,7 @@ def _tables(sums: StageSums) -> tuple[Floats, Floats]:
     return rise, np.stack([kept, -kept, held - kept, -held])
 
 
-def _logits_at_peak(
-    sums: StageSums, rehearsal: Rehearsal, levels: Floats, rank: int
-) -> float:
+def _logits_at_peak(sums: StageSums, rehearsal: Rehearsal, levels: Floats, rank: int) -> float:
     """What the loss holds when this rank, the last stage's, holds the most."""
     stages = len(sums[Row.KEPT])
     kept, scratch, zero = np.zeros(stages), np.zeros(stages), np.zeros(stages)

@@ -15,6 +15,8 @@ from fullbore.errors import ConfigError, ScheduleError
 from fullbore.plan.choice import NONE, Choice, Spread
 from fullbore.plan.evaluate import Evaluated, Evaluator
 from fullbore.plan.front import Front
+from fullbore.plan.neighbours import faster
+from fullbore.plan.prices import Floats
 from fullbore.plan.question import Question
 from fullbore.plan.refine import refined
 from fullbore.plan.space import choices, recomputes, spreads
@@ -88,6 +90,7 @@ class _Planner:
 
     def __init__(self, question: Question, *, top: int) -> None:
         self.question, self.top = question, top
+        self.limit_bytes = question.limit_bytes
         self.evaluator = Evaluator(question)
         self.front = Front()
         self.kept: dict[tuple[Spread, str], Evaluated] = {}
@@ -128,63 +131,62 @@ class _Planner:
     def _consider(self, choice: Choice) -> None:
         self.candidates += 1
         made = self.evaluator.with_layers(choice)
-        held, rank = self.evaluator.peaks(made)
-        if held <= self.question.limit_bytes:
-            self._simulate(made, held, rank)
+        held = self.evaluator.held(made)
+        if float(held.max()) <= self.limit_bytes:
+            self._simulate(made, held)
             return
         self.too_large += 1
-        if self.least is None or held < self.least.peak_bytes:
-            self.least = Evaluated(
-                choice=made, step_s=float("inf"), peak_bytes=held, worst_rank=rank, fits=False
-            )
+        one = self.evaluator.judged(made, held, step_s=float("inf"))
+        if self.least is None or one.peak_bytes < self.least.peak_bytes:
+            self.least = one
         if not self._is_hopeless(self.floor_s(choice.spread)):
-            self._rescue(choice)
+            self._rescue(choice, made, held)
 
-    def _rescue(self, choice: Choice) -> None:
-        """Other layers for each stage, or as few layers computed again as it takes."""
-        if choice.layers is None and (other := self.evaluator.split_within_room(choice)):
-            self._consider_variant(other)
+    def _rescue(self, choice: Choice, made: Choice, held: Floats) -> None:
+        """Other layers for each stage, or as few layers computed again as it takes.
+
+        Where the ranks do not fit even on average, moving layers between them is not tried.
+        """
+        if choice.layers is None and float(held.mean()) <= self.limit_bytes:
+            other = self.evaluator.split_within_room(choice)
+            if other is not None:
+                self._consider_variant(other)
         if choice.recompute == NONE and self.question.fixed.recompute is None:
-            self._recompute_some(choice)
+            self._recompute_some(made)
 
-    def _recompute_some(self, choice: Choice) -> None:
+    def _recompute_some(self, made: Choice) -> None:
         """The least number of layers a stage: fewer take more memory, more take more time."""
-        made = self.evaluator.with_layers(choice)
         assert made.layers is not None
         low, high = 1, max(made.layers)
-
-        def of(number: int) -> Choice:
-            again = Recompute(granularity="full", layers=number)
-            return replace(made, recompute=again)
-
-        if self.evaluator.peaks(of(high))[0] > self.question.limit_bytes:
+        if not self._fits(_again(made, high)):
             return
         while low < high:
             middle = (low + high) // 2
-            if self.evaluator.peaks(of(middle))[0] <= self.question.limit_bytes:
+            if self._fits(_again(made, middle)):
                 high = middle
             else:
                 low = middle + 1
         if low < max(made.layers):
-            self._consider_variant(of(low))
+            self._consider_variant(_again(made, low))
+
+    def _fits(self, made: Choice) -> bool:
+        return float(self.evaluator.held(made).max()) <= self.limit_bytes
 
     def _consider_variant(self, made: Choice) -> None:
         self.candidates += 1
-        held, rank = self.evaluator.peaks(made)
-        if held <= self.question.limit_bytes:
-            self._simulate(made, held, rank)
+        held = self.evaluator.held(made)
+        if float(held.max()) <= self.limit_bytes:
+            self._simulate(made, held)
 
-    def _simulate(self, made: Choice, held: float, rank: int) -> None:
-        bound_s = self.evaluator.bound_s(made)
+    def _simulate(self, made: Choice, held: Floats) -> None:
+        bound_s, most = self.evaluator.bound_s(made), float(held.max())
         if bound_s > self._slowest_shown_s and (
-            self._is_hopeless(bound_s) or self.front.is_beaten(peak_bytes=held, step_s=bound_s)
+            self._is_hopeless(bound_s) or self.front.is_beaten(peak_bytes=most, step_s=bound_s)
         ):
             self.pruned += 1
             return
         step_s = self.evaluator.step(made).total_s
-        self.keep(
-            Evaluated(choice=made, step_s=step_s, peak_bytes=held, worst_rank=rank, fits=True)
-        )
+        self.keep(self.evaluator.judged(made, held, step_s=step_s))
 
     def keep(self, one: Evaluated) -> None:
         """Remember a plan that fits."""
@@ -216,9 +218,7 @@ class _Planner:
         """What came of it; ConfigError where nothing fits."""
         if not self.kept:
             raise self._nothing_fits(complete=complete)
-        if self.question.fixed.layers is None:
-            for one in self._best()[:_REFINED]:
-                self.keep(refined(self.evaluator, one))
+        self._climb()
         return Plan(
             question=self.question,
             best=self._best()[: self.top],
@@ -231,13 +231,23 @@ class _Planner:
             evaluator=self.evaluator,
         )
 
+    def _climb(self) -> None:
+        """Improve the best few by single layers, and the best by single numbers, to the end."""
+        for one in self._best()[:_REFINED]:
+            self.keep(self._refined(one))
+        while better := faster(self.evaluator, self._best()[0]):
+            self.keep(self._refined(better))
+
+    def _refined(self, one: Evaluated) -> Evaluated:
+        return one if self.question.fixed.layers else refined(self.evaluator, one)
+
     def _best(self) -> tuple[Evaluated, ...]:
         return tuple(sorted(self.kept.values(), key=lambda one: one.order))
 
     def _nothing_fits(self, *, complete: bool) -> ConfigError:
         if not complete:
             return ConfigError("stopped before any plan was found")
-        limit = self.question.limit_bytes / 2**30
+        limit = self.limit_bytes / 2**30
         if self.least is None:
             return ConfigError(
                 "no schedule of these numbers exists: leave out --schedule, "
@@ -252,3 +262,8 @@ class _Planner:
             f"{least.worst_rank}: use more devices, ones with more memory, or fix fewer flags "
             "(recomputation, optimizer sharding)"
         )
+
+
+def _again(made: Choice, layers: int) -> Choice:
+    """The same with the first layers of each stage computed again."""
+    return replace(made, recompute=Recompute(granularity="full", layers=layers))

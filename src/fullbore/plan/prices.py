@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +104,7 @@ class Prices:
         if recompute.layers is None:
             return self.items(recompute)
         again = np.zeros(self.none.shape[1], dtype=np.bool_)
-        for start, end in zip(ends[:-1], ends[1:], strict=True):
+        for start, end in pairwise(ends.tolist()):
             again[start : min(start + recompute.layers, end)] = True
         return np.where(again, self.full, self.none)
 

@@ -17,7 +17,7 @@ from fullbore.plan.programs import RUNNABLE, family_of, groups
 from fullbore.plan.question import Question
 from fullbore.schedules import Family
 
-__all__ = ["choices", "make_spread", "recomputes", "spreads", "virtual_stages"]
+__all__ = ["choices", "is_asked", "make_spread", "recomputes", "spreads", "virtual_stages"]
 
 _MOST_MICROBATCH_SIZE = 16
 _MOST_VIRTUAL_STAGES = 8
@@ -115,6 +115,24 @@ def choices(question: Question, spread: Spread) -> Iterator[Choice]:
                     group=group,
                     layers=fixed.layers,
                 )
+
+
+def is_asked(question: Question, choice: Choice) -> bool:
+    """Whether a choice is among those that the fixed flags leave."""
+    fixed, spread = question.fixed, choice.spread
+    pairs: tuple[tuple[object, tuple[object, ...] | None], ...] = (
+        (spread.pipeline, fixed.pipeline),
+        (spread.tensor, fixed.tensor),
+        (spread.context, fixed.context),
+        (spread.expert, fixed.expert),
+        (spread.microbatch_size, fixed.microbatch_size),
+        (choice.virtual_stages, fixed.virtual_stages),
+        (choice.group, None if choice.group is None else fixed.group),
+        (choice.schedule, fixed.schedules),
+        (choice.recompute, fixed.recompute),
+        (choice.layers, None if fixed.layers is None else (fixed.layers,)),
+    )
+    return all(allowed is None or value in allowed for value, allowed in pairs)
 
 
 def recomputes(question: Question) -> tuple[Recompute, ...]:
@@ -231,4 +249,3 @@ def _near(legal: Iterable[int], wanted: int) -> str:
     below = [n for n in values if n < wanted][-1:]
     above = [n for n in values if n > wanted][:1]
     return " or ".join(map(str, below + above)) or "1"
-

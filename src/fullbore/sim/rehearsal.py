@@ -101,6 +101,8 @@ class Rehearsal:
         and what the action leaves, in one unit.
         """
         changes = change.reshape(-1)[self.code]
-        before = np.cumsum(changes) - changes
-        before -= np.repeat(before[self.first], np.diff(self._fixed["offsets"]))
-        return before + rise.reshape(-1)[self.code]
+        # a rank ends as empty as it began, so one sum over all ranks serves each of them
+        held = np.cumsum(changes)
+        held -= changes
+        held += rise.reshape(-1)[self.code]
+        return held

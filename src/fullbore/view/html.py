@@ -69,11 +69,16 @@ def render(
     tables: Sequence[Table] = (),
     notes: Sequence[str] = (),
     remarks: Sequence[Remarks] = (),
+    figure: str = "",
 ) -> str:
-    """The page as text (UTF-8): title, notes, tables, remarks, panels on a common time axis."""
-    unit = time_unit(extent_s(tuple(panels)))
-    charts = _charts(panels, unit) if panels else ""
-    body = "\n".join([_header(title, notes), *map(_card, tables), *map(_details, remarks), charts])
+    """The page as text (UTF-8): title, notes, tables, remarks, panels on a common time axis.
+
+    figure: an SVG element to stand before the tables, as it is.
+    """
+    charts = _charts(panels, time_unit(extent_s(tuple(panels)))) if panels else ""
+    drawn = [f'<section class="card">{figure}</section>'] if figure else []
+    cards = [*drawn, *map(_card, tables), *map(_details, remarks)]
+    body = "\n".join([_header(title, notes), *cards, charts])
     return f"""<!doctype html>
 <html lang="en">
 <head>
