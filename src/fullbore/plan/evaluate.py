@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fullbore.cost import Costs, StageCosts
+from fullbore.errors import ConfigError
 from fullbore.plan.choice import NONE, Choice, Spread
 from fullbore.plan.load import Load, load_of, states_of
 from fullbore.plan.memory import Memory, memory_of, peak_bytes
@@ -61,7 +62,11 @@ class Evaluator:
         return self._prices[key]
 
     def with_layers(self, choice: Choice) -> Choice:
-        """The choice with the split of its layers that cost decides, where it names none."""
+        """The choice with the split of its layers that cost decides, where it names none.
+
+        Raises ConfigError where there are more stages than layers.
+        """
+        self._check_stages(choice)
         if choice.layers is not None:
             return choice
         spread = choice.spread
@@ -71,6 +76,20 @@ class Evaluator:
             costs = self.prices(spread).costs(whole)
             self._balanced[key] = balanced(costs, stages=choice.stages)
         return replace(choice, layers=self._balanced[key])
+
+    def _check_stages(self, choice: Choice) -> None:
+        layers = len(self.question.shape.layers)
+        if choice.stages > layers:
+            raise ConfigError(
+                f"P={choice.spread.pipeline} x v={choice.virtual_stages} are {choice.stages} "
+                f"stages, and the model has {layers} layers: use v = "
+                f"{max(1, layers // choice.spread.pipeline)} or less"
+            )
+        if choice.layers is not None and len(choice.layers) != choice.stages:
+            raise ConfigError(
+                f"--stage-layers has {len(choice.layers)} stages, and P={choice.spread.pipeline} x "
+                f"v={choice.virtual_stages} are {choice.stages}: give as many"
+            )
 
     def load(self, choice: Choice) -> Load:
         """The load of a choice with layers."""
