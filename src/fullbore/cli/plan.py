@@ -13,6 +13,7 @@ __all__ = ["plan"]
 _JOB = "The job"
 _FIXED = "What is decided already (several values, such as 4,8, are all tried)"
 _MODEL = "How times and memory are modelled"
+_EFFORT = "Schedules that have no name"
 _RESULT = "Result"
 
 Numbers = str | None
@@ -224,6 +225,26 @@ def plan(
             help="Whether tensor-parallel messages of a forward travel beside its products.",
         ),
     ] = False,
+    search_time: Annotated[
+        float,
+        option(
+            _EFFORT,
+            "--search-time",
+            metavar="S",
+            help="Seconds to search for schedules without a name, for the best plans; 0 if not "
+            "given. See fullbore search.",
+        ),
+    ] = 0.0,
+    search_iterations: Annotated[
+        int | None,
+        option(
+            _EFFORT,
+            "--search-iterations",
+            metavar="N",
+            help="Moves of that search at the most; where they end it, the answer is always the "
+            "same.",
+        ),
+    ] = None,
     top: Annotated[int, option(_RESULT, "--top", metavar="N", help="How many plans to list.")] = 10,
     output: Annotated[
         Path | None,
@@ -233,6 +254,24 @@ def plan(
             "-o",
             metavar="FILE.html",
             help="Write a page with the picture of memory against time, and all tables.",
+        ),
+    ] = None,
+    output_schedule: Annotated[
+        Path | None,
+        option(
+            _RESULT,
+            "--output-schedule",
+            metavar="FILE.csv",
+            help="Write the best plan's schedule, in PyTorch's format.",
+        ),
+    ] = None,
+    output_costs: Annotated[
+        Path | None,
+        option(
+            _RESULT,
+            "--output-costs",
+            metavar="FILE.json",
+            help="Write the costs of the best plan's stages, for show, simulate and search.",
         ),
     ] = None,
     as_json: JsonFlag = False,
@@ -246,8 +285,10 @@ def plan(
       fullbore plan --model examples/configs/llama3-70b --cluster h100:8x8 --global-batch-size 128
     """
     from fullbore.cli.plan_inputs import Asked, make_question
-    from fullbore.cli.plan_run import hand_over, run
+    from fullbore.cli.plan_run import Files, hand_over, run
+    from fullbore.plan import Effort
 
+    files = Files(page=output, schedule=output_schedule, costs=output_costs)
     question = make_question(
         Asked(
             model=model,
@@ -275,7 +316,7 @@ def plan(
             overlap_messages=overlap_p2p,
             overlap_gradients=overlap_grad_reduce,
             overlap_tensor=tp_comm_overlap,
-        ),
-        output=output,
+        )
     )
-    hand_over(run(question, top=top), output=output, as_json=as_json)
+    effort = Effort(seconds=search_time, moves=search_iterations)
+    hand_over(run(question, top=top, effort=effort), files, as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -51,10 +51,8 @@ class Asked:
     overlap_tensor: bool
 
 
-def make_question(asked: Asked, *, output: Path | None) -> Question:
+def make_question(asked: Asked) -> Question:
     """Check what was typed. Raises ModelError or ConfigError naming the flag or the field."""
-    if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"-o {output}: the picture is a page; end the name in .html")
     shape = _shape(asked.model)
     _check_positions(shape, asked.sequence)
     return Question(
@@ -74,9 +72,16 @@ def make_question(asked: Asked, *, output: Path | None) -> Question:
 
 
 def _shape(model: str) -> ModelShape:
-    if Path(model).suffix.lower() in (".sh", ".yaml", ".yml"):
-        return shape_of_flags(read_flags(model))
-    return shape_of(read_config(Path(model)))
+    """The model that a file describes, under the name of its folder or file."""
+    path = Path(model)
+    if path.suffix.lower() in (".sh", ".yaml", ".yml"):
+        return replace(shape_of_flags(read_flags(model)), name=path.stem)
+    shape = shape_of(read_config(path))
+    is_named = path.is_dir() or path.name != "config.json"
+    return replace(
+        shape,
+        name=path.resolve().name.removesuffix(".json") if is_named else path.resolve().parent.name,
+    )
 
 
 def _check_positions(shape: ModelShape, sequence: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from fullbore.cli.figures import counted, seconds
@@ -13,16 +14,39 @@ from fullbore.cli.output import print_json, write
 from fullbore.cli.plan_document import document
 from fullbore.cli.plan_page import page
 from fullbore.cli.plan_tables import report
-from fullbore.plan import Plan, Progress, Question, plan
-from fullbore.plan.findings import findings_of
+from fullbore.errors import ConfigError
+from fullbore.ir import to_text
+from fullbore.plan import Effort, Plan, Progress, Question, plan
+from fullbore.plan.findings import Findings, findings_of
 
 __all__ = ["hand_over", "run"]
 
 
-def run(question: Question, *, top: int) -> Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """Where to write the page, the schedule and the costs of the best plan; None for nowhere.
+
+    Raises ConfigError for a name that says something else.
+    """
+
+    page: Path | None
+    schedule: Path | None
+    costs: Path | None
+
+    def __post_init__(self) -> None:
+        for flag, path, suffix in (
+            ("-o", self.page, ".html"),
+            ("--output-schedule", self.schedule, ".csv"),
+            ("--output-costs", self.costs, ".json"),
+        ):
+            if path is not None and path.suffix.lower() != suffix:
+                raise ConfigError(f"{flag} {path}: end the name in {suffix}")
+
+
+def run(question: Question, *, top: int, effort: Effort) -> Plan:
     """Plan, with progress on a terminal's stderr."""
     with interruptible() as interrupted, _progress() as tell:
-        return plan(question, top=top, report=tell, stop=lambda: bool(interrupted))
+        return plan(question, top=top, effort=effort, report=tell, stop=lambda: bool(interrupted))
 
 
 @contextmanager
@@ -49,15 +73,26 @@ def _line(progress: Progress) -> str:
     return f"{progress.done} of {progress.spreads} spreads, {made}, {best}; Ctrl-C keeps it"
 
 
-def hand_over(made: Plan, *, output: Path | None, as_json: bool) -> None:
-    """Print the plan, as text or JSON, and write the page."""
+def hand_over(made: Plan, files: Files, *, as_json: bool) -> None:
+    """Print the plan, as text or JSON, and write the files."""
     findings = findings_of(made)
-    if output is not None:
-        write(output, page(findings))
-        print(f"wrote {output}", file=sys.stderr)
+    _write(findings, files)
     if as_json:
         print_json(document(findings))
     else:
         print(report(findings))
     if not made.complete:
         print("fullbore: interrupted; this is the best so far", file=sys.stderr)
+
+
+def _write(findings: Findings, files: Files) -> None:
+    evaluator, choice = findings.plan.evaluator, findings.winner.choice
+    if files.page is not None:
+        write(files.page, page(findings))
+    if files.schedule is not None:
+        write(files.schedule, to_text(evaluator.programs.of(choice).schedule))
+    if files.costs is not None:
+        evaluator.costs(choice).save(files.costs)
+    for path in (files.page, files.schedule, files.costs):
+        if path is not None:
+            print(f"wrote {path}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import table
@@ -113,7 +114,7 @@ def totals(findings: Findings) -> list[str]:
     spread, limit = winner.choice.spread, question.limit_bytes
     counted_ = "causal half of attention" if question.causal else "all of attention"
     return [
-        f"best        {flags(winner.choice)}",
+        *_wrapped("best        ", flags(winner.choice)),
         f"            {counted(spread.data, 'replica')} of {spread.microbatches} microbatches, "
         f"layers of the stages {layers_text(winner.choice.layers)}",
         f"step        {seconds(winner.step_s)}",
@@ -124,6 +125,18 @@ def totals(findings: Findings) -> list[str]:
         f"memory      {winner.peak_bytes / GIB:.1f} GiB of {limit / GIB:.4g} GiB on rank "
         f"{winner.worst_rank}, the fullest",
     ]
+
+
+def _wrapped(title: str, text: str) -> list[str]:
+    """Flags over as many lines as it takes, none of them cut."""
+    return wrap(
+        text,
+        width=100,
+        initial_indent=title,
+        subsequent_indent=" " * len(title),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def layers_text(layers: Sequence[int] | None) -> str:

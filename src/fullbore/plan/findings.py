@@ -40,5 +40,5 @@ def findings_of(plan: Plan) -> Findings:
         memory=evaluator.memory(winner.choice),
         idle=idle_of(evaluator, winner.choice),
         parts=parts_of(evaluator, winner.choice),
-        neighbours=neighbours(evaluator, winner),
+        neighbours=neighbours(evaluator, winner, known=plan.known),
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from fullbore.cost.model import Recompute
 from fullbore.errors import ConfigError, ScheduleError
-from fullbore.plan.choice import NONE, Choice, recompute_name
+from fullbore.plan.choice import NONE, Choice, Spread, recompute_name
 from fullbore.plan.evaluate import Evaluated, Evaluator
 from fullbore.plan.parts import Parts, parts_of
 from fullbore.plan.programs import RUNNABLE, groups
@@ -47,13 +47,36 @@ class Neighbour:
     slower: float | None = None
 
 
-def neighbours(evaluator: Evaluator, winner: Evaluated) -> tuple[Neighbour, ...]:
-    """Every neighbour, in a fixed order; some may have been considered, and some could not be."""
+def neighbours(
+    evaluator: Evaluator, winner: Evaluated, *, known: Mapping[tuple[Spread, str], Evaluated]
+) -> tuple[Neighbour, ...]:
+    """Every neighbour, in a fixed order; some may have been considered, and some could not be.
+
+    known: the best plans found of a spread and schedule; where a neighbour is one of them, it is
+    the best one that is told of, with its own stages and layers.
+    """
     base = parts_of(evaluator, winner.choice)
     return tuple(
-        _judged(evaluator, winner, base, change, made)
+        _judged(evaluator, winner, base, change, _best_of(evaluator, made, known))
         for change, made in _changed(evaluator.question, winner.choice)
     )
+
+
+def _best_of(
+    evaluator: Evaluator, made: Choice | str, known: Mapping[tuple[Spread, str], Evaluated]
+) -> Choice | str:
+    """A neighbour as it is best known, unless it is a matter of numbers and not of schedules."""
+    if isinstance(made, str):
+        return made
+    best = known.get((made.spread, made.schedule))
+    same = best is not None and best.choice.virtual_stages == made.virtual_stages
+    if best is None or not same or best.choice.recompute != made.recompute:
+        return made
+    try:
+        other = evaluator.evaluate(made)
+    except (ConfigError, ScheduleError):
+        return made
+    return best.choice if best.order < other.order or not other.fits else made
 
 
 def faster(evaluator: Evaluator, winner: Evaluated) -> Evaluated | None:
@@ -82,9 +105,9 @@ def _judged(
         return Neighbour(change=change, reason=str(error).splitlines()[0])
     if not one.fits:
         limit = evaluator.question.limit_bytes
-        reason = (
-            f"rank {one.worst_rank} needs {one.peak_bytes / _GIB:.1f} GiB of {limit / _GIB:.4g} GiB"
-        )
+        needs = one.peak_bytes / _GIB
+        digits = 1 if needs - limit / _GIB >= 0.05 else 4
+        reason = f"rank {one.worst_rank} needs {needs:.{digits}f} GiB of {limit / _GIB:.4g} GiB"
         return Neighbour(change=change, reason=reason, evaluated=one)
     slower = one.step_s / winner.step_s - 1
     reason = _why(slower, base, parts_of(evaluator, one.choice), winner.step_s)

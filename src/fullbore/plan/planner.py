@@ -7,13 +7,14 @@ shown, and either a plan that takes no more memory is faster than that bound, or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from fullbore.cost.model import Recompute
 from fullbore.errors import ConfigError, ScheduleError
 from fullbore.plan.choice import NONE, Choice, Spread
 from fullbore.plan.evaluate import Evaluated, Evaluator
+from fullbore.plan.found import Effort, searched
 from fullbore.plan.front import Front
 from fullbore.plan.neighbours import faster
 from fullbore.plan.prices import Floats
@@ -43,13 +44,15 @@ class Progress:
 class Plan:
     """The best plans, fastest first, one for each spread and schedule; all of them fit.
 
-    front: plans that none beats in both memory and time. candidates: how many there were.
+    known: the fastest of each spread and schedule that was looked at. front: plans that none beats
+    in both memory and time. candidates: how many there were.
     simulated: how many simulations were made. too_large: candidates that do not fit, pruned:
     those left out by a bound. complete: whether all were considered.
     """
 
     question: Question
     best: tuple[Evaluated, ...]
+    known: Mapping[tuple[Spread, str], Evaluated]
     front: tuple[Evaluated, ...]
     candidates: int
     simulated: int
@@ -68,12 +71,14 @@ def plan(
     question: Question,
     *,
     top: int = 10,
+    effort: Effort | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """The fastest ways to train the model on the cluster.
 
-    top: how many to tell apart. report: called now and then. stop: asked often; where it says so,
+    top: how many to tell apart. effort: how long to search for schedules that have no name, for
+    the best few plans; not at all if not given. report: called now and then. stop: asked often; where it says so,
     the plan is the best so far.
 
     Raises ConfigError where nothing can be tried or nothing fits, saying what would do.
@@ -82,6 +87,9 @@ def plan(
         raise ConfigError(f"--top {top}: it must be 1 or more")
     planner = _Planner(question, top=top)
     complete = planner.run(report, stop)
+    planner.improve()
+    if complete and effort is not None and effort.any:
+        planner.search(effort, stop)
     return planner.plan(complete=complete)
 
 
@@ -218,10 +226,10 @@ class _Planner:
         """What came of it; ConfigError where nothing fits."""
         if not self.kept:
             raise self._nothing_fits(complete=complete)
-        self._climb()
         return Plan(
             question=self.question,
             best=self._best()[: self.top],
+            known=dict(self.kept),
             front=self.front.members,
             candidates=self.candidates,
             simulated=self.evaluator.simulated,
@@ -231,12 +239,26 @@ class _Planner:
             evaluator=self.evaluator,
         )
 
-    def _climb(self) -> None:
+    def improve(self) -> None:
         """Improve the best few by single layers, and the best by single numbers, to the end."""
         for one in self._best()[:_REFINED]:
             self.keep(self._refined(one))
-        while better := faster(self.evaluator, self._best()[0]):
+        while self.kept and (better := faster(self.evaluator, self._best()[0])):
             self.keep(self._refined(better))
+
+    def search(self, effort: Effort, stop: Callable[[], bool]) -> None:
+        """Search for schedules of the best plan of each of the best few spreads."""
+        of_spread: dict[Spread, Evaluated] = {}
+        for one in self._best():
+            of_spread.setdefault(one.choice.spread, one)
+        chosen = list(of_spread.values())[:_REFINED]
+        limits = effort.shared(len(chosen), stop) if chosen else None
+        for number, one in enumerate(chosen, start=1):
+            if limits is None or stop():
+                return
+            found = searched(self.evaluator, one, limits, name=f"found-{number}")
+            if found is not None and found.order < one.order:
+                self.keep(found)
 
     def _refined(self, one: Evaluated) -> Evaluated:
         return one if self.question.fixed.layers else refined(self.evaluator, one)
