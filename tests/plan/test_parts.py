@@ -57,7 +57,7 @@ def test_memory_adds_up_on_every_rank(findings):
     parts = parts + memory.logits + memory.buffers + memory.allowance
     assert parts == pytest.approx(memory.total)
     assert memory.total.max() == findings.winner.peak_bytes
-    last = findings.plan.evaluator.programs.of(findings.winner.choice).home[-1]
+    last = findings.plan.evaluator.programs.outline(findings.winner.choice).home[-1]
     assert memory.logits[last] > 0
     assert np.delete(memory.logits, last).max(initial=0.0) == 0
 

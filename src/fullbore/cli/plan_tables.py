@@ -153,8 +153,8 @@ def layers_text(layers: Sequence[int] | None) -> str:
 def best_cells(findings: Findings) -> Cells:
     """The winner and the runners-up."""
     header = ("", "P", "TP", "CP", "EP", "DP", "MBS", "M", "schedule", "v", "G", "recompute")
-    header += ("step, s", "slower", "tokens/s/GPU", "MFU", "GiB")
-    rows = []
+    rates = ("step, s", "slower", "tokens/s/GPU", "MFU", "GiB")
+    rows: list[tuple[str, ...]] = []
     for place, (one, figures) in enumerate(
         zip(findings.plan.best, findings.figures, strict=True), start=1
     ):
@@ -180,7 +180,7 @@ def best_cells(findings: Findings) -> Cells:
                 f"{one.peak_bytes / GIB:.1f}",
             )
         )
-    return header, rows
+    return (*header, *rates), rows
 
 
 def memory_cells(findings: Findings) -> Cells:
@@ -229,7 +229,7 @@ def _unit(findings: Findings) -> str:
 def parts_cells(findings: Findings) -> Cells:
     """The winner's step, part by part."""
     total_s = findings.winner.step_s
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             title,
             seconds(getattr(findings.parts, name)),

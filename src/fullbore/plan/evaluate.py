@@ -17,7 +17,7 @@ from fullbore.plan.memory import Memory, memory_of, peak_bytes
 from fullbore.plan.prices import Floats, Prices, Row, layout_of, prices_of
 from fullbore.plan.programs import Program, Programs
 from fullbore.plan.question import Question
-from fullbore.plan.splits import Room, balanced, room_fits, within_room
+from fullbore.plan.splits import Room, balanced, within_room
 from fullbore.plan.step import Step, bound_s, step_of
 
 __all__ = ["Evaluated", "Evaluator"]
@@ -94,7 +94,7 @@ class Evaluator:
     def load(self, choice: Choice) -> Load:
         """The load of a choice with layers."""
         assert choice.layers is not None
-        spread, home = choice.spread, self.programs.of(choice).home
+        spread, home = choice.spread, self.programs.outline(choice).home
         key = (spread, choice.recompute, choice.layers, home)
         if key not in self._loads:
             if len(self._loads) > 20_000:
@@ -111,7 +111,7 @@ class Evaluator:
 
     def bound_s(self, choice: Choice) -> float:
         """What a choice's step cannot be shorter than."""
-        return bound_s(self.load(choice), splits=self.programs.of(choice).splits)
+        return bound_s(self.load(choice), splits=self.programs.outline(choice).splits)
 
     def step(self, choice: Choice) -> Step:
         """Simulate a choice with layers."""
@@ -171,9 +171,7 @@ class Evaluator:
         items = prices.items(choice.recompute)
         costs = prices.costs(choice.recompute)
         layers = within_room(
-            costs,
-            stages=choice.stages,
-            fits=room_fits(items, self._room(choice, program, float(items[Row.SCRATCH].max()))),
+            costs, items, self._room(choice, program, float(items[Row.SCRATCH].max()))
         )
         return None if layers is None else replace(choice, layers=layers)
 
@@ -184,7 +182,7 @@ class Evaluator:
         buffers = self.load(self.with_layers(choice)).buffers
         free = question.limit_bytes - allowance.context_bytes - lost * (buffers + scratch)
         return Room(
-            home=np.array(program.home),
+            home=np.array(program.outline.home),
             live=tuple(tuple((lost * a, lost * b) for a, b in pairs) for pairs in program.live),
             dense_bytes=dense.bytes,
             expert_bytes=expert.bytes,

@@ -63,8 +63,8 @@ def load_of(
     dense, expert = _parameters(sums, home)
     of_dense, of_expert = states_of(question, spread)
     sharded = dense / spread.dense_shards + expert / spread.expert_shards
-    forward_s = np.bincount(home, weights=sums[Row.F])
-    backward_s = np.bincount(home, weights=sums[Row.I] + sums[Row.W])
+    forward_s = _by_rank(sums[Row.F], home)
+    backward_s = _by_rank(sums[Row.I] + sums[Row.W], home)
     busy_s = (forward_s + backward_s) * spread.microbatches
     sent_s, gathered_s = _messages(question, spread, layout, dense, expert)
     if question.overlap_gradients:
@@ -103,11 +103,15 @@ def _parameters(sums: StageSums, home: Indices) -> tuple[Floats, Floats]:
 
     A head that is tied to the embedding is there once where one rank has both.
     """
-    dense = np.bincount(home, weights=sums[Row.DENSE])
-    expert = np.bincount(home, weights=sums[Row.EXPERT])
+    dense, expert = _by_rank(sums[Row.DENSE], home), _by_rank(sums[Row.EXPERT], home)
     if home[0] == home[-1]:
         dense[home[-1]] -= sums[Row.TIED][-1]
     return dense, expert
+
+
+def _by_rank(of_stage: Floats, home: Indices) -> Floats:
+    """The sum over each rank's stages [P]."""
+    return np.bincount(home, weights=of_stage).astype(np.float64, copy=False)
 
 
 def _messages(
@@ -117,12 +121,12 @@ def _messages(
     precision, sent_s, gathered_s = question.precision, np.zeros(len(dense)), np.zeros(len(dense))
     kind = "reduce_scatter" if spread.distributed else "all_reduce"
     for group, counts in (("gradient", dense), ("expert_gradient", expert)):
-        for rank, count in enumerate(counts.tolist()):
-            sent_s[rank] += layout.collective_s(kind, count * precision.gradient, group)
+        different, which = np.unique(counts, return_inverse=True)
+        for at, count in enumerate(different.tolist()):
+            sent_s[which == at] += layout.collective_s(kind, count * precision.gradient, group)
             if spread.distributed:
-                gathered_s[rank] += layout.collective_s(
-                    "all_gather", count * precision.weight, group
-                )
+                size = count * precision.weight
+                gathered_s[which == at] += layout.collective_s("all_gather", size, group)
     return sent_s, gathered_s
 
 

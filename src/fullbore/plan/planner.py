@@ -78,8 +78,8 @@ def plan(
     """The fastest ways to train the model on the cluster.
 
     top: how many to tell apart. effort: how long to search for schedules that have no name, for
-    the best few plans; not at all if not given. report: called now and then. stop: asked often; where it says so,
-    the plan is the best so far.
+    the best few plans; not at all if not given. report: called now and then. stop: asked often;
+    where it says so, the plan is the best so far.
 
     Raises ConfigError where nothing can be tried or nothing fits, saying what would do.
     """
@@ -139,6 +139,9 @@ class _Planner:
     def _consider(self, choice: Choice) -> None:
         self.candidates += 1
         made = self.evaluator.with_layers(choice)
+        if self._is_hopeless(self.evaluator.bound_s(made)):
+            self.pruned += 1
+            return
         held = self.evaluator.held(made)
         if float(held.max()) <= self.limit_bytes:
             self._simulate(made, held)

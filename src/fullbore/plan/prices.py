@@ -80,7 +80,7 @@ class Prices:
     @property
     def layers(self) -> int:
         """L."""
-        return self.none.shape[1] - 2
+        return int(self.none.shape[1]) - 2
 
     def sums(self, layers: Sequence[int], recompute: Recompute) -> StageSums:
         """Stages of these many layers each [S]; the embedding first, the head last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from fullbore.plan.choice import Choice
 from fullbore.schedules import FAMILIES, Family, build
 from fullbore.sim import Rehearsal
 
-__all__ = ["RUNNABLE", "Program", "Programs", "family_of", "groups"]
+__all__ = ["RUNNABLE", "Outline", "Program", "Programs", "family_of", "groups"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,18 +27,30 @@ RUNNABLE: tuple[Family, ...] = tuple(family for family in FAMILIES if family.run
 _MOST_ACTIONS = 6_000_000  # kept ready at once: some 700 MB
 
 
-class Program:
-    """A schedule ready to be simulated.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What is known of a schedule before it is built: it does not depend on M (tested).
 
-    splits: whether it has split backwards. home: the rank of each stage.
+    splits: whether it has split backwards. home [S]: the rank of each stage.
     """
+
+    splits: bool
+    home: tuple[int, ...]
+
+    @staticmethod
+    def of(schedule: Schedule) -> Outline:
+        """The outline of a schedule."""
+        return Outline(splits=schedule.splits_backward, home=schedule.placement.stage_to_rank)
+
+
+class Program:
+    """A schedule ready to be simulated."""
 
     def __init__(self, schedule: Schedule) -> None:
         compute = strip_communication(schedule)
         self.schedule = compute
         self.rehearsal = Rehearsal(compute)
-        self.splits = compute.splits_backward
-        self.home = compute.placement.stage_to_rank
+        self.outline = Outline.of(compute)
 
     @cached_property
     def live(self) -> tuple[tuple[tuple[float, float], ...], ...]:
@@ -75,11 +88,22 @@ class Programs:
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[object, ...], Program] = OrderedDict()
         self._found: dict[str, Program] = {}
+        self._outlines: dict[tuple[str, int, int], Outline] = {}
         self._actions = 0
 
     def add(self, name: str, schedule: Schedule) -> None:
         """Let choices name a schedule that was found."""
         self._found[name] = Program(schedule)
+
+    def outline(self, choice: Choice) -> Outline:
+        """The outline of a choice's schedule, built for a single microbatch."""
+        if choice.schedule in self._found:
+            return self._found[choice.schedule].outline
+        key = choice.schedule, choice.spread.pipeline, choice.virtual_stages
+        if key not in self._outlines:
+            small = replace(choice.spread, microbatches=1)
+            self._outlines[key] = Outline.of(_built(replace(choice, spread=small, group=None)))
+        return self._outlines[key]
 
     def of(self, choice: Choice) -> Program:
         """The schedule of a choice; ScheduleError where there is none of these numbers."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fullbore.cost.partition import Fits, partition, partition_within
 from fullbore.plan.prices import Floats, Row
 
-__all__ = ["Room", "balanced", "even", "joined", "room_fits", "within_room"]
+__all__ = ["Room", "balanced", "even", "joined", "within_room"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -48,9 +48,14 @@ def balanced(costs: Floats, *, stages: int) -> tuple[int, ...]:
     return _layers(partition(joined(costs).tolist(), stages))
 
 
-def within_room(costs: Floats, *, stages: int, fits: Fits) -> tuple[int, ...] | None:
-    """The same among splits whose every stage fits; None where there is none."""
-    parts = partition_within(joined(costs).tolist(), stages, fits)
+def within_room(costs: Floats, table: Floats, room: Room) -> tuple[int, ...] | None:
+    """The same among splits whose every stage fits; None where there is none.
+
+    table: items [len(Row), L + 2].
+    """
+    ranks = room.home.tolist()
+    items = joined(costs).tolist()
+    parts = partition_within(items, len(ranks), room_fits(table, room), alike=ranks)
     return None if parts is None else _layers(parts)
 
 
@@ -78,6 +83,6 @@ def room_fits(table: Floats, room: Room) -> Fits:
         rank = ranks[part]
         one, other = kept[last] - kept[first], held[last] - held[first]
         most = max(one * a + other * b for a, b in room.live[rank])
-        return count[rank] * (stay[last] - stay[first]) + most <= room.limits[rank]
+        return bool(count[rank] * (stay[last] - stay[first]) + most <= room.limits[rank])
 
     return fits
