@@ -95,6 +95,8 @@ def test_what_was_fixed_holds(fullbore, config):
     assert {tuple(one["stage_layers"]) for one in made["plans"]} == {(7, 5)}
 
 
+# The first search on a machine compiles its kernels.
+@pytest.mark.timeout(400)
 def test_the_schedule_and_its_costs_simulate_to_the_same_pipeline(fullbore, config, tmp_path):
     csv, costs = tmp_path / "best.csv", tmp_path / "costs.json"
     files = ("--output-schedule", csv, "--output-costs", costs)

@@ -91,10 +91,8 @@ def test_a_limit_on_memory_moves_layers_to_where_there_is_room():
     held = [
         [live * (0.0 if item in (0, 13) else 1.0) for item in range(14)] for live in (4, 3, 2, 1)
     ]
-    assert (
-        partition(LISTED, 4) == partition_within(LISTED, 4, within(held, [16] * 4)) == (4, 4, 4, 2)
-    )
-    tight = partition_within(LISTED, 4, within(held, [9] * 4))
+    assert partition(LISTED, 4) == partition_within(LISTED, within(held, [16] * 4)) == (4, 4, 4, 2)
+    tight = partition_within(LISTED, within(held, [9] * 4))
     assert tight == (3, 3, 4, 4)
     assert slowest(LISTED, tight) == min(
         slowest(LISTED, sizes)
@@ -104,7 +102,7 @@ def test_a_limit_on_memory_moves_layers_to_where_there_is_room():
 
 
 def test_where_nothing_fits_there_is_no_partition():
-    assert partition_within([1, 1, 1], 2, within([[1, 1, 1]] * 2, [1, 1])) is None
+    assert partition_within([1, 1, 1], within([[1, 1, 1]] * 2, [1, 1])) is None
 
 
 @given(st.data())
@@ -126,7 +124,7 @@ def test_no_other_partition_within_limits_is_better(data):
         return all(sum(amounts[k][a:b]) <= limits[k] for k, (a, b) in enumerate(pairwise(ends)))
 
     allowed = [sizes for sizes in all_partitions(len(costs), parts) if fits(sizes)]
-    found = partition_within(costs, parts, within(amounts, limits))
+    found = partition_within(costs, within(amounts, limits))
     if not allowed:
         assert found is None
         return

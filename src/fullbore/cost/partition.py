@@ -8,7 +8,7 @@ the fewest microbatches. What a part may hold of something else, such as bytes, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import isfinite, lcm
@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from fullbore.errors import CostsError
 
-__all__ = ["Fits", "partition", "partition_within", "within"]
+__all__ = ["Reach", "partition", "partition_within", "within"]
 
-# Whether items first..last-1 may be the part of this number; if so, any fewer of them may, too.
-Fits = Callable[[int, int, int], bool]
+# For each part [k] and first item [i], up to which item the part can go: i itself where it can take
+# none. What may be a part must be one if items are taken off its end.
+Reach = Sequence[Sequence[int]]
 
 
 def partition(costs: Sequence[float], parts: int) -> tuple[int, ...]:
@@ -34,18 +35,14 @@ def partition(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     return _most_even(ends, parts, _smallest_maximum(ends, parts))
 
 
-def partition_within(
-    costs: Sequence[float], parts: int, fits: Fits, *, alike: Sequence[int] | None = None
-) -> tuple[int, ...] | None:
-    """The same among the partitions whose every part `fits`, exactly; None where there is none.
+def partition_within(costs: Sequence[float], reach: Reach) -> tuple[int, ...] | None:
+    """The same among the partitions whose every part is within reach, exactly; None if none is.
 
-    fits: see `within`. alike: for each part a number, the same where `fits` says the same of two
-    parts; it saves time.
+    reach: of each part, such as `within` makes it.
     """
-    ends = _ends(costs, parts)
-    reach = _reach(len(costs), range(parts) if alike is None else alike, fits)
+    ends = _ends(costs, len(reach))
     limit = _smallest_limited(ends, reach)
-    return None if limit is None else _most_even(ends, parts, limit, reach)
+    return None if limit is None else _most_even(ends, len(reach), limit, reach)
 
 
 def _ends(costs: Sequence[float], parts: int) -> list[int]:
@@ -61,37 +58,29 @@ def _ends(costs: Sequence[float], parts: int) -> list[int]:
     return list(accumulate(_integers(costs if any(costs) else [1.0] * len(costs)), initial=0))
 
 
-def within(amounts: Sequence[Sequence[float]], limits: Sequence[float]) -> Fits:
-    """Parts whose sums of a second quantity stay within limits, exactly.
+def within(amounts: Sequence[Sequence[float]], limits: Sequence[float]) -> Reach:
+    """How far parts can go whose sums of a second quantity stay within limits, exactly.
 
     amounts: for each part, what each item would take there, not negative (a layer's activations
     weigh more on a rank that holds more microbatches). limits: of each part.
     """
-    ends = [list(accumulate(map(Fraction, row), initial=Fraction(0))) for row in amounts]
-    most = [Fraction(limit) for limit in limits]
-
-    def fits(part: int, first: int, last: int) -> bool:
-        return ends[part][last] - ends[part][first] <= most[part]
-
-    return fits
+    return [_row(row, limit) for row, limit in zip(amounts, limits, strict=True)]
 
 
-def _reach(items: int, alike: Sequence[int], fits: Fits) -> list[list[int]]:
-    """How far each part [k] can go that begins at item [i]: i itself where it can take none."""
-    known: dict[int, list[int]] = {}
-    for part, kind in enumerate(alike):
-        if kind in known:
-            continue
-        known[kind], end = [], 0
-        for first in range(items):
-            end = max(end, first)
-            while end < items and fits(part, first, end + 1):
-                end += 1
-            known[kind].append(end)
-    return [known[kind] for kind in alike]
+def _row(amounts: Sequence[float], limit: float) -> list[int]:
+    exact, most = [Fraction(amount) for amount in amounts], Fraction(limit)
+    row, end, held = [], 0, Fraction(0)
+    for first in range(len(exact)):
+        end = max(end, first)
+        while end < len(exact) and held + exact[end] <= most:
+            held, end = held + exact[end], end + 1
+        row.append(end)
+        if end > first:
+            held -= exact[first]
+    return row
 
 
-def _smallest_limited(ends: list[int], reach: list[list[int]]) -> int | None:
+def _smallest_limited(ends: list[int], reach: Reach) -> int | None:
     """The least limit under which the parts can be filled; None where there is none.
 
     Only sums of neighbouring items can be that limit. Where a part may end is not an interval: an
@@ -110,7 +99,7 @@ def _smallest_limited(ends: list[int], reach: list[list[int]]) -> int | None:
     return sums[low]
 
 
-def _can_fill(ends: list[int], reach: list[list[int]], limit: int) -> bool:
+def _can_fill(ends: list[int], reach: Reach, limit: int) -> bool:
     items = len(ends) - 1
     starts = {0}
     for row in reach:
@@ -158,7 +147,7 @@ def _parts_needed(costs: list[int], limit: int) -> int:
 
 
 def _most_even(
-    ends: list[int], parts: int, limit: int, reach: list[list[int]] | None = None
+    ends: list[int], parts: int, limit: int, reach: Reach | None = None
 ) -> tuple[int, ...]:
     """Of the partitions within the limit, the one with the least sum of squares."""
     square = _squares(ends, limit)
@@ -175,7 +164,7 @@ def _most_even(
 
 
 def _reached(
-    square: npt.NDArray[np.float64], reach: list[list[int]] | None, part: int
+    square: npt.NDArray[np.float64], reach: Reach | None, part: int
 ) -> npt.NDArray[np.float64]:
     """The squares, infinite where the part cannot go so far."""
     if reach is None:

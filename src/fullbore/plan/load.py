@@ -121,12 +121,14 @@ def _messages(
     precision, sent_s, gathered_s = question.precision, np.zeros(len(dense)), np.zeros(len(dense))
     kind = "reduce_scatter" if spread.distributed else "all_reduce"
     for group, counts in (("gradient", dense), ("expert_gradient", expert)):
-        different, which = np.unique(counts, return_inverse=True)
-        for at, count in enumerate(different.tolist()):
-            sent_s[which == at] += layout.collective_s(kind, count * precision.gradient, group)
-            if spread.distributed:
-                size = count * precision.weight
-                gathered_s[which == at] += layout.collective_s("all_gather", size, group)
+        known: dict[float, tuple[float, float]] = {}
+        for rank, count in enumerate(counts.tolist()):
+            if count not in known:
+                sent = layout.collective_s(kind, count * precision.gradient, group)
+                size = count * precision.weight if spread.distributed else 0.0
+                known[count] = sent, layout.collective_s("all_gather", size, group)
+            sent_s[rank] += known[count][0]
+            gathered_s[rank] += known[count][1]
     return sent_s, gathered_s
 
 

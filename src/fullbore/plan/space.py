@@ -156,9 +156,9 @@ def _virtual_stages(question: Question, family: Family, ranks: int) -> Iterable[
     if ranks == 1 and family.name not in ("1f1b", "gpipe"):
         return ()
     if family.takes_virtual_stages:
-        tried = fixed.virtual_stages or virtual_stages(question, ranks)
-        if family.name == "hanayo":  # waves go down and up, and take long to build
-            tried = [v for v in tried if v % 2 == 0 and (v <= 4 or fixed.virtual_stages)]
+        tried: Iterable[int] = fixed.virtual_stages or virtual_stages(question, ranks)
+        if family.name == "hanayo":  # waves go down and up; long ones take long to build
+            tried = [v for v in tried if v % 2 == 0 and (v == 2 or fixed.virtual_stages)]
         return [v for v in tried if v > 1 and v * ranks <= layers]
     own = family.default_virtual_stages
     if fixed.virtual_stages is not None and own not in fixed.virtual_stages:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fullbore.cost.partition import Fits, partition, partition_within
+from fullbore.cost.partition import partition, partition_within
 from fullbore.plan.prices import Floats, Row
 
 __all__ = ["Room", "balanced", "even", "joined", "within_room"]
@@ -53,9 +53,8 @@ def within_room(costs: Floats, table: Floats, room: Room) -> tuple[int, ...] | N
 
     table: items [len(Row), L + 2].
     """
-    ranks = room.home.tolist()
-    items = joined(costs).tolist()
-    parts = partition_within(items, len(ranks), room_fits(table, room), alike=ranks)
+    reach = _reach(table, room)
+    parts = partition_within(joined(costs).tolist(), [reach[rank] for rank in room.home])
     return None if parts is None else _layers(parts)
 
 
@@ -69,20 +68,17 @@ def _layers(parts: Sequence[int]) -> tuple[int, ...]:
     return (*parts[:-1], parts[-1] - 1)
 
 
-def room_fits(table: Floats, room: Room) -> Fits:
-    """Whether items may be a stage. table: items [len(Row), L + 2]."""
+def _reach(table: Floats, room: Room) -> list[list[int]]:
+    """For a stage of each rank [P] that begins at an item, up to which item it can go."""
     states = table[Row.DENSE] * room.dense_bytes + table[Row.EXPERT] * room.expert_bytes
     stay, kept, held = (
-        np.concatenate([[0.0], np.cumsum(joined(of_item))]).tolist()
+        np.concatenate([[0.0], np.cumsum(joined(of_item))])
         for of_item in (states, table[Row.KEPT], table[Row.HELD])
     )
-    count = np.bincount(room.home).tolist()
-    ranks = room.home.tolist()
-
-    def fits(part: int, first: int, last: int) -> bool:
-        rank = ranks[part]
-        one, other = kept[last] - kept[first], held[last] - held[first]
-        most = max(one * a + other * b for a, b in room.live[rank])
-        return bool(count[rank] * (stay[last] - stay[first]) + most <= room.limits[rank])
-
-    return fits
+    reach = []
+    for count, pairs, limit in zip(np.bincount(room.home), room.live, room.limits, strict=True):
+        sums = [count * stay + a * kept + b * held for a, b in pairs]
+        ends = [np.searchsorted(total, total[:-1] + limit, side="right") - 1 for total in sums]
+        furthest = np.minimum.reduce(ends)
+        reach.append(np.maximum(furthest, np.arange(len(furthest))).tolist())
+    return reach
