@@ -78,6 +78,7 @@ def test_import_fullbore_needs_no_torch(tmp_path):
         ["model", "--megatron", str(ROOT / "examples" / "configs" / "gpt3-175b.sh"), "--json"],
         ["train", "--help"],
         ["compare", "--help"],
+        ["calibrate", "--help"],
         ["--help"],
     ],
     ids=" ".join,
@@ -94,7 +95,11 @@ def test_checking_a_file_needs_no_torch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "show", "simulate", "search", "check", "schedules", "model", "train", "compare"]
+    "name",
+    [
+        *("", "show", "simulate", "search", "check"),
+        *("schedules", "model", "train", "compare", "calibrate"),
+    ],
 )
 def test_help_loads_nothing_heavy(name, tmp_path):
     heavy = (*TRAINING, "numba", "numpy", "perfetto", "rich")

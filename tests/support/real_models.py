@@ -27,7 +27,7 @@ _GPT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_LATENT = {
+_MIXED = {
     "n_routed_experts": 8,
     "n_shared_experts": 2,
     "num_experts_per_tok": 2,
@@ -35,6 +35,9 @@ _LATENT = {
     "n_group": 2,
     "topk_group": 1,
     "first_k_dense_replace": 1,
+}
+_LATENT = {
+    **_MIXED,
     "num_key_value_heads": 8,
     "q_lora_rank": 48,
     "kv_lora_rank": 32,
@@ -59,8 +62,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], ...]] = {
     "gemma2": (_WIDTH,),
     "gemma3_text": (_WIDTH,),
     "glm4_moe": (
-        {**_LATENT, "head_dim": 16, "num_key_value_heads": 2},
-        {**_LATENT, "head_dim": 24, "use_qk_norm": True, "attention_bias": True},
+        {**_MIXED, "head_dim": 16},
+        {**_MIXED, "head_dim": 24, "use_qk_norm": True, "attention_bias": True},
     ),
     "gpt2": (_GPT, {**_GPT, "n_inner": 352, "tie_word_embeddings": False}),
     "gpt_neox": ({}, {"attention_bias": False, "use_parallel_residual": False}),

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from fullbore import __version__
+from fullbore.cli.calibrate import calibrate
 from fullbore.cli.check import check
 from fullbore.cli.compare import compare
 from fullbore.cli.export import export
@@ -31,7 +32,10 @@ from fullbore.errors import FullboreError
 
 __all__ = ["app", "main"]
 
-COMMANDS = (schedules, show, simulate, search, plan, check, model, train, compare, export)
+COMMANDS = (
+    *(schedules, show, simulate, search, plan, check, model),
+    *(train, compare, export, calibrate),
+)
 
 app = typer.Typer(
     name="fullbore",

@@ -75,7 +75,7 @@ def searched(
         found = search(job, limits=limits)
     except (ConfigError, ScheduleError):
         return None  # not even one microbatch fits beside another rank's states
-    evaluator.programs.add(name, found.schedule)
+    evaluator.programs.add(name, found.schedule, base=choice)
     made = evaluator.evaluate(replace(choice, schedule=name, group=None))
     return made if made.fits else None
 

@@ -25,7 +25,7 @@ class Load:
     home [S]: the rank of each stage. forward_s, backward_s [P]: of one microbatch through all of a
     rank's stages. busy_s [P]: of all of them. parameters, gradients, optimizer, buffers: bytes [P].
     reduction_s [P]: gradients and weights on their way to and from replicas, exposed. optimizer_s:
-    of the slowest rank. lost_s: to what is not modelled, by experience (`Constants.step_share`).
+    of the slowest rank. step_share: of the pipeline's time, lost to what is not modelled.
     hop_s, occupancy_s: of messages between stages, as `Costs` has them.
     """
 
@@ -40,7 +40,7 @@ class Load:
     buffers: Floats
     reduction_s: Floats
     optimizer_s: float
-    lost_s: float
+    step_share: float
     hop_s: float
     occupancy_s: float
 
@@ -82,7 +82,7 @@ def load_of(
         buffers=_buffers(prices, home),
         reduction_s=sent_s + gathered_s,
         optimizer_s=optimizer_s(layout, precision, parameters=float(sharded.max())),
-        lost_s=question.cluster.constants.step_share * float(busy_s.max()),
+        step_share=question.cluster.constants.step_share,
         hop_s=layout.hop_s,
         occupancy_s=prices.message_bytes / layout.hop_bytes_per_s,
     )

@@ -58,7 +58,7 @@ def neighbours(
     base = parts_of(evaluator, winner.choice)
     return tuple(
         _judged(evaluator, winner, base, change, _best_of(evaluator, made, known))
-        for change, made in _changed(evaluator.question, winner.choice)
+        for change, made in _changed(evaluator, winner.choice)
     )
 
 
@@ -82,7 +82,7 @@ def _best_of(
 def faster(evaluator: Evaluator, winner: Evaluated) -> Evaluated | None:
     """The fastest neighbour that fits and may be chosen, where it is faster than the winner."""
     best, goal_s = None, winner.step_s * (1 - _GAIN)
-    for _, made in _changed(evaluator.question, winner.choice):
+    for _, made in _changed(evaluator, winner.choice):
         if isinstance(made, str) or not is_asked(evaluator.question, made):
             continue
         try:
@@ -130,9 +130,10 @@ def _why(slower: float, base: Parts, other: Parts, step_s: float) -> str:
     return f"{abs(slower) * 100:.1f} % {how}: {', '.join([*worst, *best]) or 'small differences'}"
 
 
-def _changed(question: Question, choice: Choice) -> Iterator[tuple[str, Choice | str]]:
-    yield from _other_spreads(question, choice)
-    yield from _other_stages(choice)
+def _changed(evaluator: Evaluator, choice: Choice) -> Iterator[tuple[str, Choice | str]]:
+    question, base = evaluator.question, evaluator.programs.base(choice)
+    yield from _other_spreads(question, base)
+    yield from _other_stages(base)
     yield from _other_schedules(choice)
     yield from _other_recomputation(choice)
     yield from _other_split(question, choice)

@@ -132,7 +132,7 @@ def prices_of(question: Question, spread: Spread) -> Prices:
     roofline = Roofline(
         layout=layout_of(question, spread),
         precision=question.precision,
-        flash=question.kernels.flash,
+        kernels=question.kernels,
         overlap=question.overlap,
     )
     plain = _pieces(question, spread, NONE)

@@ -88,12 +88,18 @@ class Programs:
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[object, ...], Program] = OrderedDict()
         self._found: dict[str, Program] = {}
+        self._bases: dict[str, Choice] = {}
         self._outlines: dict[tuple[str, int, int], Outline] = {}
         self._actions = 0
 
-    def add(self, name: str, schedule: Schedule) -> None:
-        """Let choices name a schedule that was found."""
+    def add(self, name: str, schedule: Schedule, *, base: Choice) -> None:
+        """Let choices name a schedule that was found for the stages of another choice."""
         self._found[name] = Program(schedule)
+        self._bases[name] = base
+
+    def base(self, choice: Choice) -> Choice:
+        """The choice with a named schedule that a found one began as; a named one is its own."""
+        return self._bases.get(choice.schedule, choice)
 
     def outline(self, choice: Choice) -> Outline:
         """The outline of a choice's schedule, built for a single microbatch."""

@@ -56,7 +56,7 @@ def after(load: Load, ends_s: Floats) -> Step:
         pipeline_s=pipeline_s,
         reduction_s=float((ends_s + load.reduction_s).max()) - pipeline_s,
         optimizer_s=load.optimizer_s,
-        lost_s=load.lost_s,
+        lost_s=pipeline_s * load.step_share,
     )
 
 

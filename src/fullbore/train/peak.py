@@ -12,16 +12,10 @@ from collections.abc import Callable
 
 import torch
 
+from fullbore.cost.hardware import preset, preset_in
+
 __all__ = ["peak_flops", "peak_source"]
 
-_DENSE_BF16_FLOPS = {  # NVIDIA's and AMD's data sheets
-    "A100": 312e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "B200": 2250e12,
-    "GB200": 2500e12,
-    "MI300X": 1307e12,
-}
 _SIZES = (256, 512, 1024, 2048)  # of the square matrices that are multiplied
 _TRIES = 3
 _LONG_S = 0.05  # a product that takes longer is large enough
@@ -32,7 +26,7 @@ def peak_flops(
 ) -> float:
     """FLOP/s that one rank's device can reach in matrix products of this type.
 
-    From the table of dense 16-bit peaks where the device is in it, else the best of a few
+    From the preset's dense 16-bit peak where there is one of the device, else the best of a few
     products that are timed now, with the threads that this process has.
     """
     known = _sheet_flops(device, dtype)
@@ -57,10 +51,9 @@ def peak_source(device: torch.device, dtype: torch.dtype) -> str:
 
 def _sheet_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        name = torch.cuda.get_device_name(device)
-        for known in sorted(_DENSE_BF16_FLOPS, key=len, reverse=True):
-            if known in name:
-                return _DENSE_BF16_FLOPS[known]
+        known = preset_in(torch.cuda.get_device_name(device))
+        if known is not None:
+            return preset(known).peak_flop_per_s("bf16")
     return None
 
 

@@ -334,6 +334,8 @@ def test_a_split_that_does_not_divide_is_refused(split, sequence, message):
 def test_experts_that_do_not_divide_are_refused():
     with pytest.raises(ConfigError, match="size 3 does not divide the 8 experts: use 2 or 4"):
         priced(example("mixtral-8x7b"), split=Split(expert=3))
+    with pytest.raises(ConfigError, match=r"with .* 2 needs --sequence-parallel"):
+        priced(example("mixtral-8x7b"), split=Split(expert=2, tensor=2))
     with pytest.raises(ConfigError, match="--recompute-num-layers needs"):
         priced(example("mixtral-8x7b"), recompute=Recompute(layers=3))
 

@@ -1,11 +1,12 @@
 """What a cluster gives: devices, who shares a node with whom, and seconds of what a model costs."""
 
+from fullbore.cost.hardware.assemble import stage_costs
 from fullbore.cost.hardware.cluster import Cluster
-from fullbore.cost.hardware.device import GIB, Constants, Device, preset, presets
+from fullbore.cost.hardware.device import GIB, Constants, Device, preset, preset_in, presets
 from fullbore.cost.hardware.layout import Layout
 from fullbore.cost.hardware.links import Ring
 from fullbore.cost.hardware.roofline import Overlap, Priced, Roofline, Seconds
-from fullbore.cost.hardware.step import optimizer_s, reduction_s
+from fullbore.cost.hardware.step import optimizer_s, reduction_s, step_s
 
 __all__ = [
     "GIB",
@@ -20,6 +21,9 @@ __all__ = [
     "Seconds",
     "optimizer_s",
     "preset",
+    "preset_in",
     "presets",
     "reduction_s",
+    "stage_costs",
+    "step_s",
 ]

@@ -56,12 +56,28 @@ class Constants(BaseModel):
     attention_backward_share: float = Field(
         gt=0, le=1, description="of the dense peak, reached by a fused attention backward"
     )
-    memory_share: float = Field(gt=0, le=1, description="of the memory's bandwidth")
+    memory_share: float = Field(
+        gt=0, le=1, description="of the memory's bandwidth, reached by copies and products"
+    )
+    traffic_share: float = Field(
+        gt=0,
+        le=1,
+        description="the same of norms, activations, softmax and sums, with what is not listed",
+    )
+    cast_share: float = Field(
+        gt=0, le=1, description="the same of casts to 8 bits, with their scaling"
+    )
     kernel_s: float = Field(ge=0, description="seconds between two kernels")
     node_share: float = Field(
         gt=0, le=1, description="of the bandwidth within a node, reached by collectives"
     )
+    message_share: float = Field(
+        gt=0, le=1, description="of the same, reached by one message between two devices"
+    )
     network_share: float = Field(gt=0, le=1, description="of the network's bandwidth")
+    hidden_share: float = Field(
+        ge=0, le=1, description="of a message beside computation, hidden by it"
+    )
     collective_s: float = Field(ge=0, description="seconds of a collective without data in a node")
     network_step_s: float = Field(
         ge=0, description="seconds of each step of a ring that crosses the network"

@@ -87,7 +87,7 @@ class Layout:
         device, constants = self.cluster.device, self.cluster.constants
         if self.hops_leave:
             return device.network_bytes_per_s * constants.network_share
-        return device.pair_bytes_per_s * constants.node_share
+        return device.pair_bytes_per_s * constants.message_share
 
     @property
     def hop_s(self) -> float:
@@ -102,15 +102,20 @@ class Layout:
         """Distance of neighbours in a group, and its size."""
         tensor, context = self.tensor, self.context
         experts = self._expert_stride * self.expert
-        shapes = {
-            "tensor": (1, tensor),
-            "context": (tensor, context),
-            "data": (tensor * context, self.data),
-            "gradient": (tensor, context * self.data),
-            "expert": (self._expert_stride, self.expert),
-            "expert_gradient": (experts, tensor * context * self.data // experts),
-        }
-        return shapes[group]
+        match group:
+            case "tensor":
+                return 1, tensor
+            case "context":
+                return tensor, context
+            case "data":
+                return tensor * context, self.data
+            case "gradient":
+                return tensor, context * self.data
+            case "expert":
+                return self._expert_stride, self.expert
+            case "expert_gradient":
+                return experts, tensor * context * self.data // experts
+        raise AssertionError(f"no group is called {group}")
 
     def _in_node(self, stride: int, size: int) -> int:
         """Ranks of a group on its emptiest node; exact where groups and nodes are aligned."""

@@ -9,20 +9,21 @@ A product of [m, k] and [k, n] is cut into tiles of the output, which multiproce
     seconds = max(compute, memory) + kernel_s
 
 so that small, thin and short products reach less of the peak. A gradient of the input is the
-product [m, n] x [n, k], one of the weight [k, m] x [m, n] with the sum read and written in the
-gradients' precision. Fused attention writes no scores: it is 2·rows·inner·columns over the peak
-and a share of its own.
+product [m, n] x [n, k], one of the weight [k, m] x [m, n]; where kernels are fused, the sum that it
+is added to travels beside it. Fused attention writes no scores: it is FLOPs over the peak and a
+share of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fullbore.cost.hardware.device import Constants, Device
 from fullbore.cost.hardware.gemm import Gemm, gemm_s
 from fullbore.cost.hardware.layout import Layout
-from fullbore.cost.model.piece import Action, Piece, Product
-from fullbore.cost.model.split import Precision
+from fullbore.cost.model.piece import Action, Collective, Piece, Product
+from fullbore.cost.model.split import Kernels, Precision
 
 __all__ = ["Overlap", "Priced", "Roofline", "Seconds"]
 
@@ -79,18 +80,22 @@ class Priced:
         return self.weight_grad.total_s
 
 
+_FUSED, _USUAL = Kernels(), Overlap()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
     """Prices pieces for one job.
 
-    layout: the job on its cluster. precision: of products. flash: whether attention is fused; take
-    pieces whose attention counts half where it is causal then, and whole where it is not fused.
+    layout: the job on its cluster. precision: of products. kernels: as the pieces were made with.
+    Flash attention skips what a causal mask hides and others do not: take pieces with
+    causal=kernels.flash.
     """
 
     layout: Layout
     precision: Precision
-    flash: bool = True
-    overlap: Overlap = Overlap()
+    kernels: Kernels = _FUSED
+    overlap: Overlap = _USUAL
 
     def priced(self, piece: Piece) -> Priced:
         """Seconds of a piece's actions; ConfigError where the device has no such precision."""
@@ -110,18 +115,32 @@ class Roofline:
     def _forward(self, piece: Piece, action: Action, *, recomputed: bool) -> Seconds:
         products = [p for p in piece.products if p.recomputed or not recomputed]
         made = [(self.product_s(product), self._is_fused(product)) for product in products]
-        return self._seconds(piece, action, made, hides=self.overlap.forward)
+        found = self._seconds(piece, action, made, hides=self.overlap.forward)
+        return self._with_casts(found, [p.rows * p.inner * p.count for p in products if p.weight])
 
     def _input_grad(self, piece: Piece) -> Seconds:
-        made = [
-            (self._input_grad_s(product), self._is_fused(product)) for product in piece.products
-        ]
-        return self._seconds(piece, "I", made, hides=self.overlap.backward)
+        made = [(self._input_grad_s(each), self._is_fused(each)) for each in piece.products]
+        found = self._seconds(piece, "I", made, hides=self.overlap.backward)
+        cast = [each.rows * each.columns * each.count for each in piece.products if each.weight]
+        return self._with_casts(found, cast)
+
+    def _with_casts(self, found: Seconds, elements: Sequence[float]) -> Seconds:
+        """In 8 bits, factors are read in 16 and written twice, as they are and transposed."""
+        if not self.precision.name.startswith("fp8"):
+            return found
+        each = self.precision.activation + 2
+        per_s = self._device.memory_bytes_per_s * self._constants.cast_share
+        casts_s = sum(each * count / per_s + self._constants.kernel_s for count in elements)
+        return replace(found, traffic_s=found.traffic_s + casts_s)
 
     def _weight_grad(self, piece: Piece) -> Seconds:
-        weighing = [product for product in piece.products if product.weight]
-        made = [(self._weight_grad_s(product), False) for product in weighing]
-        return self._seconds(piece, "W", made, hides=self.overlap.backward)
+        """Fused, sums into gradients travel beside the products, at the speed of a product."""
+        made = [(self._weight_grad_s(each), False) for each in piece.products if each.weight]
+        found = self._seconds(piece, "W", made, hides=self.overlap.backward)
+        if self.kernels.style == "eager":
+            return found
+        sums_s = sum(self._memory_s(each.bytes) for each in piece.traffic if each.action == "W")
+        return replace(found, traffic_s=max(0.0, sums_s - found.products_s))
 
     def _input_grad_s(self, product: Product) -> float:
         """[m, n] x [n, k]; without a weight [k, m] x [m, n] too."""
@@ -134,11 +153,8 @@ class Roofline:
         return one + self._gemm_s(product, product.inner, product.rows, product.columns)
 
     def _weight_grad_s(self, product: Product) -> float:
-        """[k, m] x [m, n], added to a sum."""
-        sums = 2 * self.precision.gradient
-        return self._gemm_s(
-            product, product.inner, product.rows, product.columns, output_bytes=sums
-        )
+        """[k, m] x [m, n]; the sum that it is added to is traffic of the piece."""
+        return self._gemm_s(product, product.inner, product.rows, product.columns, output_bytes=0.0)
 
     def _gemm_s(
         self,
@@ -156,7 +172,7 @@ class Roofline:
             columns=columns,
             count=product.count,
             share=product.share,
-            factor_bytes=each,
+            factor_bytes=self.precision.product_input if product.weight else each,
             output_bytes=each if output_bytes is None else output_bytes,
         )
         peak = self._device.peak_flop_per_s(self.precision.name)
@@ -171,27 +187,44 @@ class Roofline:
     ) -> Seconds:
         """The parts of an action. made: seconds of each product, and whether it is attention's."""
         products_s = sum(time_s for time_s, fused in made if not fused)
-        messages_s = sum(
-            self.layout.collective_s(message.kind, message.bytes, message.group)
-            for message in piece.collectives
-            if message.action == action
-        )
+        messages = [message for message in piece.collectives if message.action == action]
         return Seconds(
             products_s=products_s,
             attention_s=sum(time_s for time_s, fused in made if fused),
             traffic_s=sum(
-                self._memory_s(traffic.bytes) + self._constants.kernel_s
+                self._traffic_s(traffic.bytes) + self._constants.kernel_s
                 for traffic in piece.traffic
                 if traffic.action == action
             ),
-            exposed_s=max(0.0, messages_s - products_s) if hides else messages_s,
+            exposed_s=self._exposed_s(messages, products_s if hides else 0.0),
         )
+
+    def _exposed_s(self, messages: Sequence[Collective], beside_s: float) -> float:
+        """What is left of messages next to products of beside_s.
+
+        A product waits for the gather in front of its I, unless it takes what is there piece by
+        piece (--tp-comm-overlap); other messages of a backward run beside the product that comes
+        next, and slow it down, by what `hidden_share` leaves.
+        """
+        waited_s = hideable_s = 0.0
+        for message in messages:
+            seconds = self.layout.collective_s(message.kind, message.bytes, message.group)
+            waits = message.action == "I" and message.kind == "all_gather"
+            if waits and not self.overlap.forward:
+                waited_s += seconds
+            else:
+                hideable_s += seconds
+        hidden_s = min(beside_s, hideable_s * self._constants.hidden_share)
+        return waited_s + hideable_s - hidden_s
 
     def _memory_s(self, moved_bytes: float) -> float:
         return moved_bytes / (self._device.memory_bytes_per_s * self._constants.memory_share)
 
+    def _traffic_s(self, moved_bytes: float) -> float:
+        return moved_bytes / (self._device.memory_bytes_per_s * self._constants.traffic_share)
+
     def _is_fused(self, product: Product) -> bool:
-        return self.flash and not product.weight
+        return self.kernels.flash and not product.weight
 
     @property
     def _attention_precision(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fullbore.cost.hardware.layout import Layout
 from fullbore.cost.model.split import Precision
 
-__all__ = ["optimizer_s", "reduction_s"]
+__all__ = ["optimizer_s", "reduction_s", "step_s"]
 
 
 def reduction_s(
@@ -46,3 +46,12 @@ def optimizer_s(
     moved = 3 * precision.gradient + 2 * main + 2 * precision.moments + copied
     per_second = device.memory_bytes_per_s * constants.memory_share
     return parameters / shards * moved / per_second
+
+
+def step_s(layout: Layout, *, pipeline_s: float, reduction_s: float, optimizer_s: float) -> float:
+    """Seconds of a step: the pipeline's makespan, slowed by `step_share`, and what follows it.
+
+    reduction_s: what of it nothing hides.
+    """
+    lost = 1 + layout.cluster.constants.step_share
+    return pipeline_s * lost + reduction_s + optimizer_s

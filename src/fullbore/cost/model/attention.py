@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fullbore.cost.model.frame import Frame, Part, moves
+from fullbore.cost.model.frame import Frame, Part, join, moves
 from fullbore.cost.model.linear import entering, leaving, matrix
 from fullbore.cost.model.norms import norm
 from fullbore.cost.model.piece import Action, Collective, Kept, Product, Weights
@@ -170,8 +170,17 @@ def _softmax_traffic(frame: Frame, shape: Core) -> Part:
     if frame.kernels.flash:
         return Part()
     passes = _UNFUSED_PASSES if frame.eager else 1.0
-    size = frame.tokens * frame.sequence * shape.heads * frame.bytes * passes
+    elements = frame.tokens * frame.sequence * shape.heads
+    size = elements * frame.bytes * passes
     part = moves("softmax", forward=(size, size), backward=(2 * size, size))
+    if frame.attention_dropout:
+        size = elements * frame.bytes
+        dropout = moves(
+            "softmax dropout",
+            forward=(size, size + elements),
+            backward=(size + elements, size),
+        )
+        part = join(part, dropout)
     return replace(part, core=True)
 
 

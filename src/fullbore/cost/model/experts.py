@@ -61,7 +61,7 @@ def _choices(frame: Frame, shape: Experts) -> tuple[Kept, ...]:
     chosen = frame.cut_tokens * shape.chosen
     return (
         Kept(name="chosen experts", elements=chosen, bytes_each=8.0),
-        Kept(name="chosen weights", elements=chosen, bytes_each=8.0),
+        Kept(name="chosen weights", elements=chosen, bytes_each=4.0),
         Kept(name="sum of weights", elements=frame.cut_tokens, bytes_each=4.0),
     )
 
@@ -116,9 +116,17 @@ def _matrices(frame: Frame, shape: Experts) -> tuple[Part, ...]:
         Part(kept=inside),
         activation_traffic(frame, "experts", elements=pairs * width, gated=shape.gated),
         _grouped(frame, shape, "experts down", inner=width, columns=frame.hidden),
-        Part(kept=(_kept(frame, "experts output", pairs, until_weight=False),)),
+        Part(kept=_outputs(frame, pairs)),
         Part(weights=_biases(shape, local, first, width, frame.hidden) if shape.bias else ()),
     )
+
+
+def _outputs(frame: Frame, pairs: float) -> tuple[Kept, ...]:
+    """Outputs before they are weighed; unfused, the sum over experts keeps its terms too."""
+    kept = _kept(frame, "experts output", pairs, until_weight=False)
+    if not frame.eager:
+        return (kept,)
+    return (kept, _kept(frame, "experts weighed output", pairs, until_weight=False))
 
 
 def _kept(frame: Frame, name: str, pairs: float, *, until_weight: bool) -> Kept:

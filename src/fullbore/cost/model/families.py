@@ -272,7 +272,11 @@ def _granitemoe(config: Config) -> Family:
 
 _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
     "bloom": Family(
-        names={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+        names={
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "intermediate_size": "n_inner",
+        },
         gated=False,
         activation="gelu",
         grouped=False,

@@ -34,12 +34,23 @@ def check(
     for layer in dict.fromkeys(shape.layers):
         _check_tensor(layer, split.tensor)
         _check_experts(layer, split)
-    if split.expert > 1 and not any(isinstance(layer.mlp, Experts) for layer in shape.layers):
-        raise ConfigError(f"{_EXPERT} {split.expert}: {shape.name} has no experts; leave it out")
+    _check_expert_parallel(shape, split)
     if recompute.layers is not None and recompute.granularity != "full":
         raise ConfigError("--recompute-num-layers needs --recompute-granularity full")
     if recompute.layers is not None and recompute.layers < 0:
         raise ConfigError(f"--recompute-num-layers {recompute.layers}: it must be 0 or more")
+
+
+def _check_expert_parallel(shape: ModelShape, split: Split) -> None:
+    if split.expert == 1:
+        return
+    if not any(isinstance(layer.mlp, Experts) for layer in shape.layers):
+        raise ConfigError(f"{_EXPERT} {split.expert}: {shape.name} has no experts; leave it out")
+    if split.tensor > 1 and not split.sequence_parallel:
+        raise ConfigError(
+            f"{_EXPERT} {split.expert} with {_TENSOR} {split.tensor} needs --sequence-parallel, or "
+            "every tensor-parallel rank would send the same tokens"
+        )
 
 
 def _check_sequence(split: Split, sequence: int) -> None:

@@ -74,5 +74,9 @@ def residual(frame: Frame, name: str) -> Part:
     mask = Kept(name=f"{name} dropout mask", elements=elements, bytes_each=1.0)
     return join(
         Part(kept=(mask,) if frame.hidden_dropout else ()),
-        moves(f"{name} residual", forward=(2 * size, size), backward=(2 * size, size)),
+        moves(
+            f"{name} residual",
+            forward=(2 * size, size + (elements if frame.hidden_dropout else 0.0)),
+            backward=(2 * size, size),
+        ),
     )
