@@ -100,7 +100,8 @@ def test_what_was_fixed_holds(fullbore, config):
 def test_the_schedule_and_its_costs_simulate_to_the_same_pipeline(fullbore, config, tmp_path):
     csv, costs = tmp_path / "best.csv", tmp_path / "costs.json"
     files = ("--output-schedule", csv, "--output-costs", costs)
-    made = plan(fullbore, config, *FEW, *files, "--search-iterations", 300, "--json").json
+    few = ("-p", 4, "--micro-batch-size", 2, "-v", 2)
+    made = plan(fullbore, config, *few, *files, "--search-iterations", 300, "--json").json
     simulated = fullbore("simulate", csv, "--costs", costs, "--json").json
     parts = made["step_parts"]
     after = parts["reduction_s"] + parts["optimizer_s"] + parts["lost_s"]
@@ -133,6 +134,8 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("--recompute-num-layers", 2), "needs --recompute-granularity full"),
         (("--stage-layers", "7,7"), "are 14 layers; the model has 12"),
         (("--top", 0), "--top 0"),
+        (("--search-time", 1), "--schedule names some: leave out either"),
+        (("--search-time", -1), "--search-time -1: give seconds"),
         (("--precision", "int4"), "no precision is called 'int4'"),
         (("-o", "plan.svg"), "end the name in .html"),
     ],

@@ -123,6 +123,8 @@ def _messages(
     for group, counts in (("gradient", dense), ("expert_gradient", expert)):
         known: dict[float, tuple[float, float]] = {}
         for rank, count in enumerate(counts.tolist()):
+            if count == 0.0:
+                continue
             if count not in known:
                 sent = layout.collective_s(kind, count * precision.gradient, group)
                 size = count * precision.weight if spread.distributed else 0.0
@@ -134,8 +136,8 @@ def _messages(
 
 def _buffers(prices: Prices, home: Indices) -> Floats:
     """A message coming and one going, of either kind, wherever a rank has a neighbour for it."""
-    crossing = np.flatnonzero(home[:-1] != home[1:])
-    ways = np.zeros(int(home.max()) + 1)
-    np.add.at(ways, np.unique(home[crossing]), 1.0)
-    np.add.at(ways, np.unique(home[crossing + 1]), 1.0)
-    return 2.0 * prices.message_bytes * ways
+    crosses = home[:-1] != home[1:]
+    sends, takes = (np.zeros(int(home.max()) + 1, dtype=np.bool_) for _ in range(2))
+    sends[home[:-1][crosses]] = True
+    takes[home[1:][crosses]] = True
+    return 2.0 * prices.message_bytes * (sends.astype(np.float64) + takes)

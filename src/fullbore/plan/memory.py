@@ -45,8 +45,7 @@ class Memory:
 
 def memory_of(load: Load, rehearsal: Rehearsal, allowance: Allowance) -> Memory:
     """The memory of every rank under a schedule."""
-    rise, change = _tables(load.sums)
-    levels = rehearsal.levels(rise, change)
+    levels = rehearsal.levels(load.sums.rise, load.sums.change)
     peak = np.maximum.reduceat(levels, rehearsal.first)
     logits = np.zeros(len(peak))
     last = int(load.home[-1])
@@ -67,17 +66,9 @@ def memory_of(load: Load, rehearsal: Rehearsal, allowance: Allowance) -> Memory:
 
 def peak_bytes(load: Load, rehearsal: Rehearsal, allowance: Allowance) -> Floats:
     """The total of each rank [P] alone, which is what most candidates are asked for."""
-    peak = np.maximum.reduceat(rehearsal.levels(*_tables(load.sums)), rehearsal.first)
+    peak = np.maximum.reduceat(rehearsal.levels(load.sums.rise, load.sums.change), rehearsal.first)
     extra = allowance.context_bytes + allowance.fragmented * (peak + load.buffers)
     return load.parameters + load.gradients + load.optimizer + peak + load.buffers + extra
-
-
-def _tables(sums: StageSums) -> tuple[Floats, Floats]:
-    """Rise and change of F, B, I and W, [4, S] each, as `Rehearsal.levels` has them."""
-    kept, held, scratch = sums[Row.KEPT], sums[Row.HELD], sums[Row.SCRATCH]
-    more = np.maximum(scratch, held - kept)
-    rise = np.stack([kept, scratch, more, np.zeros_like(kept)])
-    return rise, np.stack([kept, -kept, held - kept, -held])
 
 
 def _logits_at_peak(sums: StageSums, rehearsal: Rehearsal, levels: Floats, rank: int) -> float:

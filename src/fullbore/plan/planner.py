@@ -85,6 +85,11 @@ def plan(
     """
     if top < 1:
         raise ConfigError(f"--top {top}: it must be 1 or more")
+    if effort is not None and effort.any and question.fixed.schedules is not None:
+        raise ConfigError(
+            "--search-time and --search-iterations look for schedules that have no name, and "
+            "--schedule names some: leave out either"
+        )
     planner = _Planner(question, top=top)
     complete = planner.run(report, stop)
     planner.improve()

@@ -55,11 +55,25 @@ class Row(IntEnum):
 class StageSums:
     """Sums over the items of each stage: rows [len(Row), S]; of scratch the largest instead.
 
-    seconds: of F, B, I and W [4, S].
+    seconds: of F, B, I and W [4, S]. rise, change: how far what is held rises while an action runs,
+    and what it leaves, bytes [4, S], as `Rehearsal.levels` has them.
     """
 
     rows: Floats
     seconds: Floats
+    rise: Floats
+    change: Floats
+
+    @staticmethod
+    def of(rows: Floats) -> StageSums:
+        """With all tables made."""
+        kept, held, scratch = rows[Row.KEPT], rows[Row.HELD], rows[Row.SCRATCH]
+        seconds, rise, change = np.zeros((3, 4, rows.shape[1]))
+        seconds[0], seconds[2], seconds[3] = rows[Row.F], rows[Row.I], rows[Row.W]
+        seconds[1] = seconds[2] + seconds[3]
+        rise[0], rise[1], rise[2] = kept, scratch, np.maximum(scratch, held - kept)
+        change[0], change[1], change[2], change[3] = kept, -kept, held - kept, -held
+        return StageSums(rows=rows, seconds=seconds, rise=rise, change=change)
 
     def __getitem__(self, row: Row) -> Floats:
         return np.asarray(self.rows[row])
@@ -91,8 +105,7 @@ class Prices:
         rows = np.add.reduceat(items, starts, axis=1)
         for row in (Row.SCRATCH, Row.LOGITS_SCRATCH):
             rows[row] = np.maximum.reduceat(items[row], starts)
-        f, i, w = rows[Row.F], rows[Row.I], rows[Row.W]
-        return StageSums(rows=rows, seconds=np.stack([f, i + w, i, w]))
+        return StageSums.of(rows)
 
     def costs(self, recompute: Recompute) -> Floats:
         """Seconds of F, I and W of each item together [L + 2]."""

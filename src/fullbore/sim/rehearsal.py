@@ -73,7 +73,8 @@ class Rehearsal:
         self._usable_s.fill(-1.0)
         self._position.fill(0)
         self._awaited.fill(-1)
-        self._occupancy_s.fill(occupancy_s)
+        if self._occupancy_s[0] != occupancy_s:
+            self._occupancy_s.fill(occupancy_s)
         clock_s, link_free_s = self._zeroed
         clock_s.fill(0.0)
         link_free_s.fill(0.0)
