@@ -97,7 +97,7 @@ def flags(choice: Choice) -> str:
         told.append(f"--num-virtual-stages-per-pipeline-rank {choice.virtual_stages}")
     if choice.group is not None and choice.group != spread.pipeline:
         told.append(f"--microbatch-group-size-per-virtual-pipeline-stage {choice.group}")
-    if choice.layers is not None and choice.stages > 1:
+    if choice.layers is not None and len(set(choice.layers)) > 1:
         told.append(f"--stage-layers {','.join(map(str, choice.layers))}")
     if choice.recompute.granularity != "none":
         told.append(f"--recompute-granularity {choice.recompute.granularity}")
@@ -151,36 +151,31 @@ def layers_text(layers: Sequence[int] | None) -> str:
 
 
 def best_cells(findings: Findings) -> Cells:
-    """The winner and the runners-up."""
-    header = ("", "P", "TP", "CP", "EP", "DP", "MBS", "M", "schedule", "v", "G", "recompute")
-    rates = ("step, s", "slower", "tokens/s/GPU", "MFU", "GiB")
-    rows: list[tuple[str, ...]] = []
-    for place, (one, figures) in enumerate(
-        zip(findings.plan.best, findings.figures, strict=True), start=1
-    ):
-        choice, spread = one.choice, one.choice.spread
-        rows.append(
-            (
-                str(place),
-                str(spread.pipeline),
-                str(spread.tensor),
-                str(spread.context),
-                str(spread.expert),
-                str(spread.data),
-                str(spread.microbatch_size),
-                str(spread.microbatches),
-                choice.schedule,
-                str(choice.virtual_stages),
-                "" if choice.group is None else str(choice.group),
-                recompute_name(choice.recompute),
-                f"{one.step_s:.4g}",
-                percent(one.step_s / findings.winner.step_s - 1),
-                f"{figures.tokens_per_s_per_device:,.0f}",
-                percent(figures.mfu),
-                f"{one.peak_bytes / GIB:.1f}",
-            )
-        )
-    return (*header, *rates), rows
+    """The winner and the runners-up; columns that say 1 everywhere are left out."""
+    ranked = list(zip(findings.plan.best, findings.figures, strict=True))
+    columns: dict[str, list[str]] = {
+        "": [str(place) for place, _ in enumerate(ranked, start=1)],
+        "P": [str(one.choice.spread.pipeline) for one, _ in ranked],
+        "TP": [str(one.choice.spread.tensor) for one, _ in ranked],
+        "CP": [str(one.choice.spread.context) for one, _ in ranked],
+        "EP": [str(one.choice.spread.expert) for one, _ in ranked],
+        "DP": [str(one.choice.spread.data) for one, _ in ranked],
+        "MBS": [str(one.choice.spread.microbatch_size) for one, _ in ranked],
+        "M": [str(one.choice.spread.microbatches) for one, _ in ranked],
+        "schedule": [one.choice.schedule for one, _ in ranked],
+        "v": [str(one.choice.virtual_stages) for one, _ in ranked],
+        "G": [str(one.choice.group or "") for one, _ in ranked],
+        "recompute": [recompute_name(one.choice.recompute) for one, _ in ranked],
+        "step": [seconds(one.step_s) for one, _ in ranked],
+        "slower": [percent(one.step_s / findings.winner.step_s - 1) for one, _ in ranked],
+        "tokens/s/GPU": [f"{figures.tokens_per_s_per_device:,.0f}" for _, figures in ranked],
+        "MFU": [percent(figures.mfu) for _, figures in ranked],
+        "GiB": [f"{one.peak_bytes / GIB:.1f}" for one, _ in ranked],
+    }
+    for name in ("CP", "EP"):
+        if set(columns[name]) == {"1"}:
+            del columns[name]
+    return tuple(columns), list(zip(*columns.values(), strict=True))
 
 
 def memory_cells(findings: Findings) -> Cells:

@@ -14,11 +14,15 @@ from fullbore.plan.programs import RUNNABLE, groups
 from fullbore.plan.question import Question
 from fullbore.plan.space import is_asked, make_spread
 from fullbore.plan.splits import even
+from fullbore.schedules import Family
 
 __all__ = ["Neighbour", "faster", "neighbours"]
 
+Known = Mapping[tuple[Spread, str], Evaluated]
+
 _GIB = 2**30
 _GAIN = 1e-9  # less is rounding
+_SAME = 1e-4  # of the winner's step: what no measurement could tell apart
 _NOTABLE = 0.001  # of the winner's step: what is less is not worth a word
 
 _NAMES = {
@@ -30,8 +34,7 @@ _NAMES = {
     "communication_s": "exposed communication between stages",
     "reduction_s": "exposed gradient reduction",
     "optimizer_s": "optimizer",
-    "lost_s": "waiting for the slow",
-}
+}  # what is lost to waiting for the slow is a share of all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,42 +50,23 @@ class Neighbour:
     slower: float | None = None
 
 
-def neighbours(
-    evaluator: Evaluator, winner: Evaluated, *, known: Mapping[tuple[Spread, str], Evaluated]
-) -> tuple[Neighbour, ...]:
+def neighbours(evaluator: Evaluator, winner: Evaluated, *, known: Known) -> tuple[Neighbour, ...]:
     """Every neighbour, in a fixed order; some may have been considered, and some could not be.
 
-    known: the best plans found of a spread and schedule; where a neighbour is one of them, it is
-    the best one that is told of, with its own stages and layers.
+    known: the best plans found of a spread and schedule. Another schedule is told of at its best,
+    with its own stages and layers, where one is known.
     """
     base = parts_of(evaluator, winner.choice)
     return tuple(
-        _judged(evaluator, winner, base, change, _best_of(evaluator, made, known))
-        for change, made in _changed(evaluator, winner.choice)
+        _judged(evaluator, winner, base, change, made)
+        for change, made in _changed(evaluator, winner.choice, known)
     )
-
-
-def _best_of(
-    evaluator: Evaluator, made: Choice | str, known: Mapping[tuple[Spread, str], Evaluated]
-) -> Choice | str:
-    """A neighbour as it is best known, unless it is a matter of numbers and not of schedules."""
-    if isinstance(made, str):
-        return made
-    best = known.get((made.spread, made.schedule))
-    same = best is not None and best.choice.virtual_stages == made.virtual_stages
-    if best is None or not same or best.choice.recompute != made.recompute:
-        return made
-    try:
-        other = evaluator.evaluate(made)
-    except (ConfigError, ScheduleError):
-        return made
-    return best.choice if best.order < other.order or not other.fits else made
 
 
 def faster(evaluator: Evaluator, winner: Evaluated) -> Evaluated | None:
     """The fastest neighbour that fits and may be chosen, where it is faster than the winner."""
     best, goal_s = None, winner.step_s * (1 - _GAIN)
-    for _, made in _changed(evaluator, winner.choice):
+    for _, made in _changed(evaluator, winner.choice, {}):
         if isinstance(made, str) or not is_asked(evaluator.question, made):
             continue
         try:
@@ -110,6 +94,10 @@ def _judged(
         reason = f"rank {one.worst_rank} needs {needs:.{digits}f} GiB of {limit / _GIB:.4g} GiB"
         return Neighbour(change=change, reason=reason, evaluated=one)
     slower = one.step_s / winner.step_s - 1
+    if abs(slower) < _SAME:
+        more = (one.peak_bytes - winner.peak_bytes) / _GIB
+        reason = f"as fast, {more:+.1f} GiB on the fullest rank"
+        return Neighbour(change=change, reason=reason, evaluated=one, slower=slower)
     reason = _why(slower, base, parts_of(evaluator, one.choice), winner.step_s)
     if slower < 0 and not is_asked(evaluator.question, one.choice):
         reason += "; but other flags were asked for"
@@ -118,11 +106,10 @@ def _judged(
 
 def _why(slower: float, base: Parts, other: Parts, step_s: float) -> str:
     """By how much, and which parts of the step grew the most."""
-    if abs(slower) < _NOTABLE / 10:
-        return "as fast"
     grown = sorted(
         ((getattr(other, f.name) - getattr(base, f.name)) / step_s, _NAMES[f.name])
         for f in fields(Parts)
+        if f.name in _NAMES
     )
     worst = [f"{share * 100:+.1f} % {name}" for share, name in grown[::-1][:2] if share > _NOTABLE]
     best = [f"{share * 100:+.1f} % {name}" for share, name in grown[:1] if share < -_NOTABLE]
@@ -130,11 +117,13 @@ def _why(slower: float, base: Parts, other: Parts, step_s: float) -> str:
     return f"{abs(slower) * 100:.1f} % {how}: {', '.join([*worst, *best]) or 'small differences'}"
 
 
-def _changed(evaluator: Evaluator, choice: Choice) -> Iterator[tuple[str, Choice | str]]:
+def _changed(
+    evaluator: Evaluator, choice: Choice, known: Known
+) -> Iterator[tuple[str, Choice | str]]:
     question, base = evaluator.question, evaluator.programs.base(choice)
     yield from _other_spreads(question, base)
     yield from _other_stages(base)
-    yield from _other_schedules(choice)
+    yield from _other_schedules(choice, known)
     yield from _other_recomputation(choice)
     yield from _other_split(question, choice)
 
@@ -189,24 +178,29 @@ def _other_stages(choice: Choice) -> Iterator[tuple[str, Choice]]:
             yield f"G={group}", replace(choice, group=group)
 
 
-def _other_schedules(choice: Choice) -> Iterator[tuple[str, Choice]]:
-    """Every other family, at the winner's v where it has a choice."""
+def _other_schedules(choice: Choice, known: Known) -> Iterator[tuple[str, Choice]]:
+    """Every other family: as it is best known on this spread, or else at about the winner's v."""
     if choice.spread.pipeline == 1:
         return
     for family in RUNNABLE:
         if family.name == choice.schedule:
             continue
-        v = family.default_virtual_stages
-        if family.takes_virtual_stages:
-            v = max(2, choice.virtual_stages)
-        group = choice.spread.pipeline if family.takes_group else None
-        same = v == choice.virtual_stages
-        change = family.name if same else f"{family.name}, v={v}"
-        layers = choice.layers if same else None
-        yield (
-            change,
-            replace(choice, schedule=family.name, virtual_stages=v, group=group, layers=layers),
-        )
+        best = known.get((choice.spread, family.name))
+        made = _of_family(choice, family) if best is None else best.choice
+        told = [family.name]
+        if made.virtual_stages != choice.virtual_stages:
+            told.append(f"v={made.virtual_stages}")
+        if made.recompute != choice.recompute:
+            told.append(f"recompute {recompute_name(made.recompute)}")
+        yield ", ".join(told), made
+
+
+def _of_family(choice: Choice, family: Family) -> Choice:
+    v = family.default_virtual_stages
+    if family.takes_virtual_stages:
+        v = max(2, choice.virtual_stages)
+    group = choice.spread.pipeline if family.takes_group else None
+    return replace(choice, schedule=family.name, virtual_stages=v, group=group, layers=None)
 
 
 def _other_recomputation(choice: Choice) -> Iterator[tuple[str, Choice]]:
