@@ -34,14 +34,14 @@ def page(findings: Findings) -> str:
         _table("Memory of each rank of the best plan, GiB", memory_cells(findings)),
         _table("Busy and idle time of each rank", idle_cells(findings)),
         _table("Where the step goes", parts_cells(findings)),
-        _table("Why not otherwise: one change each", neighbour_cells(findings)),
+        _table("Why not otherwise: one change each", neighbour_cells(findings), words=True),
     )
     return render(
         title="Plan",
         panels=(),
         figure=picture,
         tables=tables,
-        notes=(headline(findings.plan.question), *totals(findings)),
+        notes=(headline(findings.plan.question), *_notes(findings)),
         remarks=(
             Remarks(
                 title="How the figures are meant",
@@ -51,6 +51,11 @@ def page(findings: Findings) -> str:
     )
 
 
-def _table(caption: str, cells: Cells) -> Table:
+def _notes(findings: Findings) -> list[str]:
+    """The winner's lines, each of them whole."""
+    return [f"{title}: {text}" for title, text in totals(findings)]
+
+
+def _table(caption: str, cells: Cells, *, words: bool = False) -> Table:
     header, rows = cells
-    return Table(caption=caption, headers=header, rows=tuple(rows))
+    return Table(caption=caption, headers=header, rows=tuple(rows), words=words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
+from textwrap import fill
 
 from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import table
@@ -49,7 +49,7 @@ def report(findings: Findings) -> str:
     """Everything, for a terminal."""
     sections = [
         headline(findings.plan.question),
-        "\n".join(totals(findings)),
+        "\n".join(_wrapped(title, text) for title, text in totals(findings)),
         _titled("the best plans", best_cells(findings)),
         _titled("memory of each rank, GiB", memory_cells(findings)),
         _titled(f"idle time of each rank, {_unit(findings)}", idle_cells(findings)),
@@ -108,32 +108,44 @@ def flags(choice: Choice) -> str:
     return " ".join(told)
 
 
-def totals(findings: Findings) -> list[str]:
-    """The winner in a few lines."""
+def totals(findings: Findings) -> list[tuple[str, str]]:
+    """The winner in a few lines, each with its title."""
     winner, figures, question = findings.winner, findings.figures[0], findings.plan.question
     spread, limit = winner.choice.spread, question.limit_bytes
-    counted_ = "causal half of attention" if question.causal else "all of attention"
+    attention = "causal half of attention" if question.causal else "all of attention"
     return [
-        *_wrapped("best        ", flags(winner.choice)),
-        f"            {counted(spread.data, 'replica')} of {spread.microbatches} microbatches, "
-        f"layers of the stages {layers_text(winner.choice.layers)}",
-        f"step        {seconds(winner.step_s)}",
-        f"rate        {figures.tokens_per_s:,.0f} tokens/s, "
-        f"{figures.tokens_per_s_per_device:,.0f} tokens/s a device",
-        f"MFU         {percent(figures.mfu)} of the dense peak, "
-        f"{counted_} counted; HFU {percent(figures.hfu)}",
-        f"memory      {winner.peak_bytes / GIB:.1f} GiB of {limit / GIB:.4g} GiB on rank "
-        f"{winner.worst_rank}, the fullest",
+        ("best", flags(winner.choice)),
+        (
+            "batch",
+            f"{counted(spread.data, 'replica')} of {counted(spread.microbatches, 'microbatch')}",
+        ),
+        ("layers", f"{layers_text(winner.choice.layers)}, stage by stage"),
+        ("step", seconds(winner.step_s)),
+        (
+            "rate",
+            f"{figures.tokens_per_s:,.0f} tokens/s, "
+            f"{figures.tokens_per_s_per_device:,.0f} tokens/s a device",
+        ),
+        (
+            "MFU",
+            f"{percent(figures.mfu)} of the dense peak, {attention} counted; "
+            f"HFU {percent(figures.hfu)}",
+        ),
+        (
+            "memory",
+            f"{winner.peak_bytes / GIB:.1f} GiB of {limit / GIB:.4g} GiB on rank "
+            f"{winner.worst_rank}, the fullest",
+        ),
     ]
 
 
-def _wrapped(title: str, text: str) -> list[str]:
-    """Flags over as many lines as it takes, none of them cut."""
-    return wrap(
+def _wrapped(title: str, text: str) -> str:
+    """A titled line over as many lines as it takes, no flag of it cut."""
+    return fill(
         text,
         width=100,
-        initial_indent=title,
-        subsequent_indent=" " * len(title),
+        initial_indent=title.ljust(10),
+        subsequent_indent=" " * 10,
         break_long_words=False,
         break_on_hyphens=False,
     )

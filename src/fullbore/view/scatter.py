@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -43,10 +44,13 @@ class _Axis:
     def share(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, number: int) -> list[float]:
-        """Evenly spaced values."""
-        step = (self.high - self.low) / (number + 1)
-        return [self.low + step * (k + 1) for k in range(number)]
+    def ticks(self, at_most: int) -> list[float]:
+        """Round values at even distances, no more than so many."""
+        rough = (self.high - self.low) / at_most
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.9999)
+        first = math.ceil(self.low / step)
+        return [step * k for k in range(first, math.floor(self.high / step) + 1)]
 
 
 def scatter_text(points: Sequence[Point], *, x: str, y: str) -> str:
@@ -111,17 +115,17 @@ def _stairs(corners: Sequence[tuple[float, float]]) -> str:
 
 def _axes(across: _Axis, up: _Axis, x: str, y: str) -> str:
     parts = []
-    for value in across.ticks(6):
+    for value in across.ticks(8):
         right, _ = _place(across, value, up, up.low)
         parts.append(
             f'<text x="{right:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle" '
-            f'fill="currentColor">{plain(value, digits=3)}</text>'
+            f'fill="currentColor">{plain(value, digits=6)}</text>'
         )
-    for value in up.ticks(5):
+    for value in up.ticks(6):
         _, down = _place(across, across.low, up, value)
         parts.append(
             f'<text x="{_LEFT - 8}" y="{down + 4:.1f}" text-anchor="end" '
-            f'fill="currentColor">{plain(value, digits=3)}</text>'
+            f'fill="currentColor">{plain(value, digits=6)}</text>'
             f'<path d="M{_LEFT} {down:.1f}H{_WIDTH - _EDGE}" stroke="currentColor" opacity=".12"/>'
         )
     frame = f"M{_LEFT} {_EDGE}V{_HEIGHT - _BOTTOM}H{_WIDTH - _EDGE}"
