@@ -108,6 +108,21 @@ def test_the_schedule_and_its_costs_simulate_to_the_same_pipeline(fullbore, conf
     assert simulated["makespan_s"] == pytest.approx(made["plans"][0]["step_s"] - after)
 
 
+def test_a_plan_for_megatron(fullbore, config, tmp_path):
+    folder = tmp_path / "launch"
+    few = ("-p", "2,4", "--micro-batch-size", 1)
+    ran = plan(fullbore, config, *few, "--emit", "megatron", "--emit-folder", folder, "--json")
+    assert ran.status == 0, ran.err
+    assert {one["schedule"] for one in ran.json["plans"]} <= {"1f1b", "interleaved"}
+    script = (folder / "megatron.sh").read_text()
+    assert "PLAN_ARGS=(" in script and "--global-batch-size 16" in script
+    assert f"--pipeline-model-parallel-size {read(ran, 'pipeline_model_parallel_size')}" in script
+
+
+def read(ran, key):
+    return ran.json["plans"][0][key]
+
+
 def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
     script = tmp_path / "train.sh"
     script.write_text(
@@ -138,6 +153,7 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("--search-time", -1), "--search-time -1: give seconds"),
         (("--precision", "int4"), "no precision is called 'int4'"),
         (("-o", "plan.svg"), "end the name in .html"),
+        (("--emit", "jax"), "--emit jax: it must be megatron"),
     ],
 )
 def test_what_means_nothing_is_refused(fullbore, config, flags, said):

@@ -274,6 +274,19 @@ def plan(
             help="Write the costs of the best plan's stages, for show, simulate and search.",
         ),
     ] = None,
+    emit: Annotated[
+        str | None,
+        option(
+            _RESULT,
+            "--emit",
+            metavar="megatron",
+            help="Plan what Megatron-LM runs too, and write its arguments.",
+        ),
+    ] = None,
+    emit_folder: Annotated[
+        Path,
+        option(_RESULT, "--emit-folder", metavar="FOLDER", help="Where to; launch if not given."),
+    ] = Path("launch"),
     as_json: JsonFlag = False,
 ) -> None:
     """Find how a model should be trained on a cluster, and say why not otherwise.
@@ -288,7 +301,13 @@ def plan(
     from fullbore.cli.plan_run import Files, hand_over, run
     from fullbore.plan import Effort
 
-    files = Files(page=output, schedule=output_schedule, costs=output_costs)
+    files = Files(
+        page=output,
+        schedule=output_schedule,
+        costs=output_costs,
+        emit=emit,
+        folder=emit_folder,
+    )
     question = make_question(
         Asked(
             model=model,
@@ -316,6 +335,7 @@ def plan(
             overlap_messages=overlap_p2p,
             overlap_gradients=overlap_grad_reduce,
             overlap_tensor=tp_comm_overlap,
+            megatron=emit == "megatron",
         )
     )
     effort = Effort(seconds=search_time, moves=search_iterations)

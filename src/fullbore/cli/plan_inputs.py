@@ -49,6 +49,7 @@ class Asked:
     overlap_messages: bool
     overlap_gradients: bool
     overlap_tensor: bool
+    megatron: bool
 
 
 def make_question(asked: Asked) -> Question:
@@ -108,6 +109,7 @@ def _fixed(asked: Asked, layers: int) -> Fixed:
         schedules=names,
         recompute=_recompute(asked),
         layers=_layers(asked.layers, layers),
+        megatron=asked.megatron,
         sequence_parallel=asked.sequence_parallel,
         distributed=asked.distributed,
     )

@@ -22,6 +22,8 @@ from fullbore.plan.step import Step, bound_s, step_of
 
 __all__ = ["Evaluated", "Evaluator"]
 
+_MOST_LOADS = 4_000  # kept at once: tens of MB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
@@ -97,7 +99,7 @@ class Evaluator:
         spread, home = choice.spread, self.programs.outline(choice).home
         key = (spread, choice.recompute, choice.layers, home)
         if key not in self._loads:
-            if len(self._loads) > 20_000:
+            if len(self._loads) >= _MOST_LOADS:
                 self._loads.clear()
             prices = self.prices(spread)
             sums = prices.sums(choice.layers, choice.recompute)

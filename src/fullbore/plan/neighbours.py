@@ -25,6 +25,15 @@ _GAIN = 1e-9  # less is rounding
 _SAME = 1e-4  # of the winner's step: what no measurement could tell apart
 _NOTABLE = 0.001  # of the winner's step: what is less is not worth a word
 
+_SIZES = {
+    "P": "pipeline",
+    "TP": "tensor",
+    "CP": "context",
+    "EP": "expert",
+    "micro-batch size": "microbatch_size",
+}
+_ALWAYS = ("pipeline", "tensor", "microbatch_size")
+
 _NAMES = {
     "compute_s": "compute",
     "recompute_s": "recomputation",
@@ -129,31 +138,31 @@ def _changed(
 
 
 def _other_spreads(question: Question, choice: Choice) -> Iterator[tuple[str, Choice | str]]:
-    """P, TP and the microbatch's size, twice and half as large; the rest goes to replicas."""
+    """Sizes twice and half as large, where the rest goes to replicas; and what is spread at all."""
     spread = choice.spread
-    for name, key in (("P", "pipeline"), ("TP", "tensor"), ("micro-batch size", "microbatch_size")):
+    for name, key in _SIZES.items():
         size = getattr(spread, key)
+        if key not in _ALWAYS and size == 1 and getattr(question.fixed, key) == (1,):
+            continue  # nobody asked for it
         for other in (size // 2, size * 2):
-            if other < 1 or (size == 1 and other < 1):
-                continue
-            sizes = {
-                "pipeline": spread.pipeline,
-                "tensor": spread.tensor,
-                "context": spread.context,
-                "expert": spread.expert,
-                "microbatch_size": spread.microbatch_size,
-                key: other,
-            }
-            change = f"{name}={other}"
-            try:
-                made = make_spread(question, **sizes)
-            except ConfigError as error:
-                yield change, str(error).splitlines()[0]
-                continue
-            yield (
-                change,
-                replace(choice, spread=made, layers=None, group=_group(choice, made.pipeline)),
-            )
+            if other >= 1:
+                sizes = {key: getattr(spread, key) for key in _SIZES.values()} | {key: other}
+                yield f"{name}={other}", _respread(question, choice, sizes)
+    if spread.distributed:
+        plain = replace(spread, distributed=False)
+        yield "every replica with all optimizer states", replace(choice, spread=plain)
+    if spread.sequence_parallel:
+        whole = replace(spread, sequence_parallel=False)
+        yield "no sequence parallelism", replace(choice, spread=whole)
+
+
+def _respread(question: Question, choice: Choice, sizes: Mapping[str, int]) -> Choice | str:
+    """The choice with other sizes, its layers split anew; or why that cannot be."""
+    try:
+        made = make_spread(question, **sizes)
+    except ConfigError as error:
+        return str(error).splitlines()[0]
+    return replace(choice, spread=made, layers=None, group=_group(choice, made.pipeline))
 
 
 def _group(choice: Choice, pipeline: int) -> int | None:

@@ -85,11 +85,8 @@ def plan(
     """
     if top < 1:
         raise ConfigError(f"--top {top}: it must be 1 or more")
-    if effort is not None and effort.any and question.fixed.schedules is not None:
-        raise ConfigError(
-            "--search-time and --search-iterations look for schedules that have no name, and "
-            "--schedule names some: leave out either"
-        )
+    if effort is not None and effort.any:
+        _check_searchable(question)
     planner = _Planner(question, top=top)
     complete = planner.run(report, stop)
     planner.improve()
@@ -291,6 +288,16 @@ class _Planner:
             f"{least.choice.schedule}, needs {least.peak_bytes / 2**30:.4g} GiB on rank "
             f"{least.worst_rank}: use more devices, ones with more memory, or fix fewer flags "
             "(recomputation, optimizer sharding)"
+        )
+
+
+def _check_searchable(question: Question) -> None:
+    fixed = question.fixed
+    if fixed.schedules is not None or fixed.megatron:
+        reason = "Megatron-LM has none of them" if fixed.megatron else "--schedule names some"
+        raise ConfigError(
+            "--search-time and --search-iterations look for schedules that have no name, and "
+            f"{reason}: leave out either"
         )
 
 

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 # The engine runs these.
 RUNNABLE: tuple[Family, ...] = tuple(family for family in FAMILIES if family.runs)
 
-_MOST_ACTIONS = 6_000_000  # kept ready at once: some 700 MB
+_MOST_ACTIONS = 3_000_000  # kept ready at once: some 400 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,9 @@ class Allowance:
 class Fixed:
     """What the asker has decided: the values that may be tried, None where all may.
 
-    Sizes as in `Choice`. recompute: those to try. distributed: whether optimizer states are spread
-    over replicas; where None, wherever there are several, since it costs neither time nor memory.
+    Sizes as in `Choice`. recompute: those to try. megatron: whether Megatron-LM must run it too.
+    distributed: whether optimizer states are spread over replicas; where None, wherever there are
+    several, since it costs neither time nor memory.
     """
 
     pipeline: tuple[int, ...] | None = None
@@ -43,6 +44,7 @@ class Fixed:
     schedules: tuple[str, ...] | None = None
     recompute: tuple[Recompute, ...] | None = None
     layers: tuple[int, ...] | None = None
+    megatron: bool = False
     sequence_parallel: bool | None = None
     distributed: bool | None = None
 

@@ -11,13 +11,22 @@ from collections.abc import Iterable, Iterator
 from fullbore.cost.model import Recompute
 from fullbore.cost.model.legal import check
 from fullbore.errors import ConfigError
+from fullbore.megatron import choose_schedule
 from fullbore.plan.choice import NONE, Choice, Spread
 from fullbore.plan.prices import layout_of
 from fullbore.plan.programs import RUNNABLE, family_of, groups
 from fullbore.plan.question import Question
 from fullbore.schedules import Family
 
-__all__ = ["choices", "is_asked", "make_spread", "recomputes", "spreads", "virtual_stages"]
+__all__ = [
+    "choices",
+    "is_asked",
+    "make_spread",
+    "megatron_runs",
+    "recomputes",
+    "spreads",
+    "virtual_stages",
+]
 
 _MOST_MICROBATCH_SIZE = 16
 _MOST_VIRTUAL_STAGES = 8
@@ -108,13 +117,15 @@ def choices(question: Question, spread: Spread) -> Iterator[Choice]:
             if fixed.group is not None:
                 tried = fixed.group if family.takes_group else (None,)
             for group in tried:
-                yield Choice(
+                choice = Choice(
                     spread=spread,
                     schedule=family.name,
                     virtual_stages=v,
                     group=group,
                     layers=fixed.layers,
                 )
+                if not fixed.megatron or megatron_runs(choice):
+                    yield choice
 
 
 def is_asked(question: Question, choice: Choice) -> bool:
@@ -129,10 +140,34 @@ def is_asked(question: Question, choice: Choice) -> bool:
         (choice.virtual_stages, fixed.virtual_stages),
         (choice.group, None if choice.group is None else fixed.group),
         (choice.schedule, fixed.schedules),
+        (spread.distributed, None if fixed.distributed is None else (fixed.distributed,)),
+        (
+            spread.sequence_parallel,
+            None
+            if fixed.sequence_parallel is None or spread.tensor == 1
+            else (fixed.sequence_parallel,),
+        ),
         (choice.recompute, fixed.recompute),
         (choice.layers, None if fixed.layers is None else (fixed.layers,)),
     )
+    if fixed.megatron and not megatron_runs(choice):
+        return False
     return all(allowed is None or value in allowed for value, allowed in pairs)
+
+
+def megatron_runs(choice: Choice) -> bool:
+    """Whether Megatron-LM has the schedule, and takes its numbers."""
+    try:
+        choose_schedule(
+            name=choice.schedule,
+            ranks=choice.spread.pipeline,
+            virtual_stages=choice.virtual_stages,
+            microbatches=choice.spread.microbatches,
+            group_size=choice.group,
+        )
+    except ConfigError:
+        return False
+    return choice.schedule in ("1f1b", "interleaved")
 
 
 def recomputes(question: Question) -> tuple[Recompute, ...]:
