@@ -123,6 +123,18 @@ def read(ran, key):
     return ran.json["plans"][0][key]
 
 
+def test_a_preset_is_a_job_by_itself(fullbore, config, monkeypatch):
+    monkeypatch.setattr("fullbore.cli.plan_job.TENSOR", (8,))
+    made = fullbore("plan", "--preset", "64gpu-80layer", "--json").json
+    (job,) = made["jobs"]
+    assert job["num_microbatches"] == 64 and job["bar"]["bubble_fraction"] < 0.064
+    told = fullbore("plan", "--preset", "64gpu-80layer").out
+    assert "GPipe, rounds of 16" in told and "claimed elsewhere" in told
+    assert "leave --model" in plan(fullbore, config, "--preset", "64gpu-80layer").err
+    assert "it must be 64gpu-80layer" in fullbore("plan", "--preset", "7gpu").err
+    assert "give --cluster and --global-batch-size too" in fullbore("plan", "--model", config).err
+
+
 def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
     script = tmp_path / "train.sh"
     script.write_text(

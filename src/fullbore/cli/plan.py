@@ -22,7 +22,7 @@ Numbers = str | None
 def plan(
     *,
     model: Annotated[
-        str,
+        str | None,
         option(
             _JOB,
             "--model",
@@ -30,25 +30,35 @@ def plan(
             help="A Hugging Face config.json or its folder, or Megatron-LM's arguments in a .sh or "
             ".yaml file.",
         ),
-    ],
+    ] = None,
     cluster: Annotated[
-        str,
+        str | None,
         option(
             _JOB,
             "--cluster",
             metavar="CLUSTER",
             help="Devices: h100:8x8 (nodes x GPUs a node), h100:64, or a TOML file.",
         ),
-    ],
+    ] = None,
     global_batch_size: Annotated[
-        int,
+        int | None,
         option(
             _JOB,
             "--global-batch-size",
             metavar="N",
             help="Sequences a step.",
         ),
-    ],
+    ] = None,
+    preset: Annotated[
+        str | None,
+        option(
+            _JOB,
+            "--preset",
+            metavar="64gpu-80layer",
+            help="Instead of all of these: a job in circulation, under GPipe, 1F1B, interleaved "
+            "and the best (docs/job64.md).",
+        ),
+    ] = None,
     seq_length: Annotated[
         int, option(_JOB, "--seq-length", metavar="N", help="Tokens a sequence.")
     ] = 4096,
@@ -297,6 +307,11 @@ def plan(
 
       fullbore plan --model examples/configs/llama3-70b --cluster h100:8x8 --global-batch-size 128
     """
+    if preset is not None:
+        from fullbore.cli.plan_job import show_preset
+
+        show_preset(preset, typed=(model, cluster, global_batch_size), as_json=as_json)
+        return
     from fullbore.cli.plan_inputs import Asked, make_question
     from fullbore.cli.plan_run import Files, hand_over, run
     from fullbore.plan import Effort

@@ -24,9 +24,9 @@ __all__ = ["Asked", "make_question"]
 class Asked:
     """What was typed; None where it was not."""
 
-    model: str
-    cluster: str
-    global_batch: int
+    model: str | None
+    cluster: str | None
+    global_batch: int | None
     sequence: int
     memory_limit: str | None
     pipeline: str | None
@@ -54,6 +54,14 @@ class Asked:
 
 def make_question(asked: Asked) -> Question:
     """Check what was typed. Raises ModelError or ConfigError naming the flag or the field."""
+    if asked.model is None or asked.cluster is None or asked.global_batch is None:
+        missing = {
+            "--model": asked.model,
+            "--cluster": asked.cluster,
+            "--global-batch-size": asked.global_batch,
+        }
+        named = " and ".join(flag for flag, value in missing.items() if value is None)
+        raise ConfigError(f"give {named} too, or --preset 64gpu-80layer")
     shape = _shape(asked.model)
     _check_positions(shape, asked.sequence)
     return Question(
