@@ -89,10 +89,10 @@ def plan(
         _check_searchable(question)
     planner = _Planner(question, top=top)
     complete = planner.run(report, stop)
-    planner.improve()
-    if complete and effort is not None and effort.any:
+    planner.improve(stop)
+    if effort is not None and effort.any:
         planner.search(effort, stop)
-    return planner.plan(complete=complete)
+    return planner.plan(complete=complete and not stop())
 
 
 class _Planner:
@@ -244,12 +244,15 @@ class _Planner:
             evaluator=self.evaluator,
         )
 
-    def improve(self) -> None:
+    def improve(self, stop: Callable[[], bool]) -> None:
         """Improve the best few by single layers, and the best by single numbers, to the end."""
         for one in self._best()[:_REFINED]:
-            self.keep(self._refined(one))
-        while self.kept and (better := faster(self.evaluator, self._best()[0])):
-            self.keep(self._refined(better))
+            self.keep(self._refined(one, stop))
+        while self.kept and not stop():
+            better = faster(self.evaluator, self._best()[0])
+            if better is None:
+                return
+            self.keep(self._refined(better, stop))
 
     def search(self, effort: Effort, stop: Callable[[], bool]) -> None:
         """Search for schedules of the best plan of each of the best few spreads."""
@@ -265,8 +268,8 @@ class _Planner:
             if found is not None and found.order < one.order:
                 self.keep(found)
 
-    def _refined(self, one: Evaluated) -> Evaluated:
-        return one if self.question.fixed.layers else refined(self.evaluator, one)
+    def _refined(self, one: Evaluated, stop: Callable[[], bool]) -> Evaluated:
+        return one if self.question.fixed.layers else refined(self.evaluator, one, stop)
 
     def _best(self) -> tuple[Evaluated, ...]:
         return tuple(sorted(self.kept.values(), key=lambda one: one.order))
