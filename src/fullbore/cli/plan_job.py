@@ -16,11 +16,9 @@ __all__ = ["PRESET", "show_preset"]
 
 PRESET = "64gpu-80layer"
 
-_CLAIMED = (
-    "claimed elsewhere, with neither model, sequence nor M: bubble 32.4, 18.2, 6.4 % and\n"
-    "activations 68.5, 34.2, 28.6 GB for GPipe, 1F1B and interleaved; 2.25 times GPipe's speed. No\n"
-    "M gives them."
-)
+_CLAIMED = """\
+claimed elsewhere, with neither model, sequence nor M: bubble 32.4, 18.2, 6.4 % and activations
+68.5, 34.2, 28.6 GB for GPipe, 1F1B and interleaved; 2.25 times GPipe's speed. No M gives them."""
 
 
 def show_preset(name: str, *, typed: tuple[object, ...], as_json: bool) -> None:
