@@ -97,7 +97,7 @@ def test_checking_a_file_needs_no_torch(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "show", "simulate", "search", "check"),
+        *("", "show", "simulate", "search", "plan", "check"),
         *("schedules", "model", "train", "compare", "calibrate"),
     ],
 )
@@ -130,7 +130,7 @@ def test_the_front_door_exports_what_it_says():
     classes = {"Costs", "FullboreError", "Pipeline", "PostValidatedOptimizer", "Schedule"}
     classes |= {"Timeline"}
     packages = {
-        *("cost", "ir", "megatron", "passes", "runtime", "schedules"),
+        *("cost", "ir", "megatron", "passes", "plan", "runtime", "schedules"),
         *("search", "sim", "timeline", "train", "verify", "view"),
     }
     assert set(fullbore.__all__) == classes | packages

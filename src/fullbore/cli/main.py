@@ -22,6 +22,7 @@ from fullbore.cli.compare import compare
 from fullbore.cli.export import export
 from fullbore.cli.help import GroupedCommand
 from fullbore.cli.model import model
+from fullbore.cli.plan import plan
 from fullbore.cli.schedules import schedules
 from fullbore.cli.search import search
 from fullbore.cli.show import show
@@ -32,7 +33,7 @@ from fullbore.errors import FullboreError
 __all__ = ["app", "main"]
 
 COMMANDS = (
-    *(schedules, show, simulate, search, check, model),
+    *(schedules, show, simulate, search, plan, check, model),
     *(train, compare, export, calibrate),
 )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from fullbore.cli.interrupt import interruptible
 from fullbore.cli.options import JsonFlag
 from fullbore.cli.training_options import option
 from fullbore.errors import ConfigError
@@ -209,7 +209,7 @@ def search(
         spans=_is_span(objective),
         means=_means(allow),
     )
-    with _interruptible() as interrupted, _progress() as report:
+    with interruptible() as interrupted, _progress() as report:
         limits = Limits(time_s=time_limit, moves=iterations, stop=lambda: bool(interrupted))
         varies = Jitter(deviation=jitter) if robust else None
         found = find(job, limits=limits, jitter=varies, prove_s=prove, seed=seed, report=report)
@@ -245,23 +245,6 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--virtual-stages {text}: write numbers such as 1,2,4") from None
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """Ctrl-C ends the search and keeps its best; a second one is as hard as ever."""
-    caught: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, _frame: object) -> None:
-        caught.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield caught
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

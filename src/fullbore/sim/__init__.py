@@ -3,5 +3,6 @@
 from fullbore.sim.engine import simulate
 from fullbore.sim.jitter import Spread, spread
 from fullbore.sim.memory import memory_curves
+from fullbore.sim.rehearsal import Rehearsal
 
-__all__ = ["Spread", "memory_curves", "simulate", "spread"]
+__all__ = ["Rehearsal", "Spread", "memory_curves", "simulate", "spread"]

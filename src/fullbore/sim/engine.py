@@ -27,7 +27,7 @@ from fullbore.sim.kernel import run_programs
 from fullbore.sim.spans import Problem, Times, lay_out
 from fullbore.timeline import Timeline
 
-__all__ = ["problem_of", "run", "simulate"]
+__all__ = ["compiled", "problem_of", "refuse_deadlock", "run", "simulate"]
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -179,17 +179,17 @@ def run(
         "runnable": np.zeros(ranks, dtype=np.int64),
     }
     if actions * times >= COMPILE_FROM_ACTIONS:
-        _compiled()(**arrays, hop_s=costs.hop_s, blocking=blocking)
+        compiled()(**arrays, hop_s=costs.hop_s, blocking=blocking)
     else:
         lists = {name: array.tolist() for name, array in arrays.items()}
         run_programs(**lists, hop_s=costs.hop_s, blocking=blocking)
         arrays = {name: np.array(lists[name]) for name in ("position", *Times.__slots__)}
-    _refuse_deadlock(problem.flat, arrays["position"])
+    refuse_deadlock(problem.flat, arrays["position"])
     return Times(**{name: arrays[name] for name in Times.__slots__})
 
 
 @cache
-def _compiled() -> Callable[..., None]:
+def compiled() -> Callable[..., None]:
     """The kernel as machine code, kept on disk between runs where numba finds a folder for it."""
     import numba
 
@@ -209,7 +209,8 @@ def _refuse_odd_units(end_s: float) -> None:
         )
 
 
-def _refuse_deadlock(flat: FlatSchedule, position: Indices) -> None:
+def refuse_deadlock(flat: FlatSchedule, position: Indices) -> None:
+    """Raise VerificationError where a rank stopped at its `position` [P], before its end."""
     stuck = np.flatnonzero(position < flat.offsets[1:])
     if len(stuck):
         where = ", ".join(f"rank {r} at {flat.action(int(position[r]))}" for r in stuck[:8])

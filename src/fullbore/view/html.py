@@ -43,11 +43,15 @@ _HELP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of the report: text as it shall be read; the first column names the row."""
+    """A table of the report: text as it shall be read; the first column names the row.
+
+    words: whether the cells are sentences, and not numbers.
+    """
 
     caption: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    words: bool = False
 
     def __post_init__(self) -> None:
         lengths = {len(row) for row in self.rows}
@@ -69,11 +73,16 @@ def render(
     tables: Sequence[Table] = (),
     notes: Sequence[str] = (),
     remarks: Sequence[Remarks] = (),
+    figure: str = "",
 ) -> str:
-    """The page as text (UTF-8): title, notes, tables, remarks, panels on a common time axis."""
-    unit = time_unit(extent_s(tuple(panels)))
-    charts = _charts(panels, unit) if panels else ""
-    body = "\n".join([_header(title, notes), *map(_card, tables), *map(_details, remarks), charts])
+    """The page as text (UTF-8): title, notes, tables, remarks, panels on a common time axis.
+
+    figure: an SVG element to stand before the tables, as it is.
+    """
+    charts = _charts(panels, time_unit(extent_s(tuple(panels)))) if panels else ""
+    drawn = [f'<section class="card">{figure}</section>'] if figure else []
+    cards = [*drawn, *map(_card, tables), *map(_details, remarks)]
+    body = "\n".join([_header(title, notes), *cards, charts])
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -136,10 +145,13 @@ def _details(remarks: Remarks) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(header)}</th>' for header in table.headers)
+    side = ' style="text-align:left;white-space:normal"' if table.words else ""
+    first, *others = table.headers
+    head = f'<th scope="col">{escape(first)}</th>'
+    head += "".join(f'<th scope="col"{side}>{escape(header)}</th>' for header in others)
     rows = "\n".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "".join(f"<td{side}>{escape(cell)}</td>" for cell in row[1:])
         + "</tr>"
         for row in table.rows
     )

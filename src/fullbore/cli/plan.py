@@ -1,0 +1,357 @@
+"""`fullbore plan`: the fastest way to train a model on a cluster, with memory, time and reasons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from fullbore.cli.options import JsonFlag
+from fullbore.cli.training_options import option
+
+__all__ = ["plan"]
+
+_JOB = "The job"
+_FIXED = "What is decided already (several values, such as 4,8, are all tried)"
+_MODEL = "How times and memory are modelled"
+_EFFORT = "Schedules that have no name"
+_RESULT = "Result"
+
+Numbers = str | None
+
+
+def plan(
+    *,
+    model: Annotated[
+        str | None,
+        option(
+            _JOB,
+            "--model",
+            metavar="CONFIG",
+            help="A Hugging Face config.json or its folder, or Megatron-LM's arguments in a .sh or "
+            ".yaml file.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        option(
+            _JOB,
+            "--cluster",
+            metavar="CLUSTER",
+            help="Devices: h100:8x8 (nodes x GPUs a node), h100:64, or a TOML file.",
+        ),
+    ] = None,
+    global_batch_size: Annotated[
+        int | None,
+        option(
+            _JOB,
+            "--global-batch-size",
+            metavar="N",
+            help="Sequences a step.",
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        option(
+            _JOB,
+            "--preset",
+            metavar="64gpu-80layer",
+            help="Instead of all of these: a job in circulation, under GPipe, 1F1B, interleaved "
+            "and the best (docs/job64.md).",
+        ),
+    ] = None,
+    seq_length: Annotated[
+        int, option(_JOB, "--seq-length", metavar="N", help="Tokens a sequence.")
+    ] = 4096,
+    memory_limit: Annotated[
+        str | None,
+        option(
+            _JOB,
+            "--memory-limit",
+            metavar="X",
+            help="What a device may hold, such as 70GB; all of its memory if not given.",
+        ),
+    ] = None,
+    pipeline: Annotated[
+        Numbers,
+        option(
+            _FIXED, "--pipeline-model-parallel-size", "-p", metavar="P,...", help="Pipeline ranks."
+        ),
+    ] = None,
+    tensor: Annotated[
+        Numbers,
+        option(
+            _FIXED,
+            "--tensor-model-parallel-size",
+            metavar="T,...",
+            help="Ranks that a layer's width is cut over; within a node.",
+        ),
+    ] = None,
+    context: Annotated[
+        Numbers,
+        option(
+            _FIXED,
+            "--context-parallel-size",
+            metavar="C,...",
+            help="Ranks that the sequence is cut over, 1.",
+        ),
+    ] = None,
+    expert: Annotated[
+        Numbers,
+        option(
+            _FIXED,
+            "--expert-model-parallel-size",
+            metavar="E,...",
+            help="Ranks that experts are spread over, 1.",
+        ),
+    ] = None,
+    expert_tensor: Annotated[
+        int | None,
+        option(
+            _FIXED,
+            "--expert-tensor-parallel-size",
+            metavar="N",
+            help="Ranks that one expert's width is cut over, T.",
+        ),
+    ] = None,
+    micro_batch_size: Annotated[
+        Numbers,
+        option(_FIXED, "--micro-batch-size", metavar="N,...", help="Sequences a microbatch."),
+    ] = None,
+    virtual_stages: Annotated[
+        Numbers,
+        option(
+            _FIXED,
+            "--num-virtual-stages-per-pipeline-rank",
+            "--virtual-stages",
+            "-v",
+            metavar="V,...",
+            help="Stages a rank.",
+        ),
+    ] = None,
+    group_size: Annotated[
+        Numbers,
+        option(
+            _FIXED,
+            "--microbatch-group-size-per-virtual-pipeline-stage",
+            "-g",
+            metavar="G,...",
+            help="Microbatches that a stage of an interleaved schedule takes in a row.",
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        option(
+            _FIXED,
+            "--schedule",
+            metavar="NAME,...",
+            help="Names that `fullbore schedules` lists and the engine runs.",
+        ),
+    ] = None,
+    stage_layers: Annotated[
+        Numbers,
+        option(
+            _FIXED,
+            "--stage-layers",
+            metavar="N,N,...",
+            help="Layers of each stage; by cost, embedding and head included, if not given.",
+        ),
+    ] = None,
+    recompute_granularity: Annotated[
+        str | None,
+        option(
+            _FIXED,
+            "--recompute-granularity",
+            metavar="WHAT",
+            help="none, selective or full.",
+        ),
+    ] = None,
+    recompute_num_layers: Annotated[
+        int | None,
+        option(
+            _FIXED,
+            "--recompute-num-layers",
+            metavar="N",
+            help="Of full: only the first N layers of each stage.",
+        ),
+    ] = None,
+    sequence_parallel: Annotated[
+        bool | None,
+        option(
+            _FIXED,
+            "--sequence-parallel/--no-sequence-parallel",
+            help="Whether norms and sums are cut along the sequence too; where T > 1 if not given.",
+        ),
+    ] = None,
+    distributed_optimizer: Annotated[
+        bool | None,
+        option(
+            _FIXED,
+            "--use-distributed-optimizer/--no-use-distributed-optimizer",
+            help="Whether replicas share out the optimizer's states; where there are several if "
+            "not given.",
+        ),
+    ] = None,
+    precision: Annotated[
+        str,
+        option(_MODEL, "--precision", metavar="NAME", help="bf16, fp16, fp8, fp8_weights or fp32."),
+    ] = "bf16",
+    flash: Annotated[
+        bool,
+        option(
+            _MODEL,
+            "--use-flash-attn/--no-flash-attn",
+            help="Whether attention is fused and keeps no scores.",
+        ),
+    ] = True,
+    causal: Annotated[
+        bool,
+        option(
+            _MODEL,
+            "--causal/--no-causal",
+            help="Whether model FLOPs leave out the half of attention that the mask hides.",
+        ),
+    ] = True,
+    overlap_p2p: Annotated[
+        bool,
+        option(
+            _MODEL,
+            "--overlap-p2p-communication/--no-overlap-p2p-communication",
+            help="Whether ranks compute while messages between stages travel.",
+        ),
+    ] = True,
+    overlap_grad_reduce: Annotated[
+        bool,
+        option(
+            _MODEL,
+            "--overlap-grad-reduce/--no-overlap-grad-reduce",
+            help="Whether gradients are summed over replicas beside the last backward.",
+        ),
+    ] = True,
+    tp_comm_overlap: Annotated[
+        bool,
+        option(
+            _MODEL,
+            "--tp-comm-overlap/--no-tp-comm-overlap",
+            help="Whether tensor-parallel messages of a forward travel beside its products.",
+        ),
+    ] = False,
+    search_time: Annotated[
+        float,
+        option(
+            _EFFORT,
+            "--search-time",
+            metavar="S",
+            help="Seconds to search for schedules without a name, for the best plans; 0 if not "
+            "given. See fullbore search.",
+        ),
+    ] = 0.0,
+    search_iterations: Annotated[
+        int | None,
+        option(
+            _EFFORT,
+            "--search-iterations",
+            metavar="N",
+            help="Moves of that search at the most; where they end it, the answer is always the "
+            "same.",
+        ),
+    ] = None,
+    top: Annotated[int, option(_RESULT, "--top", metavar="N", help="How many plans to list.")] = 10,
+    output: Annotated[
+        Path | None,
+        option(
+            _RESULT,
+            "--output",
+            "-o",
+            metavar="FILE.html",
+            help="Write a page with the picture of memory against time, and all tables.",
+        ),
+    ] = None,
+    output_schedule: Annotated[
+        Path | None,
+        option(
+            _RESULT,
+            "--output-schedule",
+            metavar="FILE.csv",
+            help="Write the best plan's schedule, in PyTorch's format.",
+        ),
+    ] = None,
+    output_costs: Annotated[
+        Path | None,
+        option(
+            _RESULT,
+            "--output-costs",
+            metavar="FILE.json",
+            help="Write the costs of the best plan's stages, for show, simulate and search.",
+        ),
+    ] = None,
+    emit: Annotated[
+        str | None,
+        option(
+            _RESULT,
+            "--emit",
+            metavar="megatron",
+            help="Plan what Megatron-LM runs too, and write its arguments.",
+        ),
+    ] = None,
+    emit_folder: Annotated[
+        Path,
+        option(_RESULT, "--emit-folder", metavar="FOLDER", help="Where to; launch if not given."),
+    ] = Path("launch"),
+    as_json: JsonFlag = False,
+) -> None:
+    """Find how a model should be trained on a cluster, and say why not otherwise.
+
+    Tries pipeline, tensor and data parallelism, microbatch sizes, schedules with their virtual
+    stages and groups, splits of layers and recomputation. Each candidate is simulated, unless a
+    lower bound says that it cannot be among the best. Ctrl-C keeps the best so far.
+
+      fullbore plan --model examples/configs/llama3-70b --cluster h100:8x8 --global-batch-size 128
+    """
+    if preset is not None:
+        from fullbore.cli.plan_job import show_preset
+
+        show_preset(preset, typed=(model, cluster, global_batch_size), as_json=as_json)
+        return
+    from fullbore.cli.plan_inputs import Asked, make_question
+    from fullbore.cli.plan_run import Files, hand_over, run
+    from fullbore.plan import Effort
+
+    files = Files(
+        page=output,
+        schedule=output_schedule,
+        costs=output_costs,
+        emit=emit,
+        folder=emit_folder,
+    )
+    question = make_question(
+        Asked(
+            model=model,
+            cluster=cluster,
+            global_batch=global_batch_size,
+            sequence=seq_length,
+            memory_limit=memory_limit,
+            pipeline=pipeline,
+            tensor=tensor,
+            context=context,
+            expert=expert,
+            expert_tensor=expert_tensor,
+            microbatch_size=micro_batch_size,
+            virtual_stages=virtual_stages,
+            group=group_size,
+            schedule=schedule,
+            layers=stage_layers,
+            recompute=recompute_granularity,
+            recompute_layers=recompute_num_layers,
+            sequence_parallel=sequence_parallel,
+            distributed=distributed_optimizer,
+            precision=precision,
+            flash=flash,
+            causal=causal,
+            overlap_messages=overlap_p2p,
+            overlap_gradients=overlap_grad_reduce,
+            overlap_tensor=tp_comm_overlap,
+            megatron=emit == "megatron",
+        )
+    )
+    effort = Effort(seconds=search_time, moves=search_iterations)
+    hand_over(run(question, top=top, effort=effort), files, as_json=as_json)

@@ -1,0 +1,116 @@
+"""Planning on a terminal: a line of progress, Ctrl-C that keeps the best, and where it all goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullbore.cli.figures import counted, seconds
+from fullbore.cli.interrupt import interruptible
+from fullbore.cli.output import print_json, write
+from fullbore.cli.plan_document import document
+from fullbore.cli.plan_page import page
+from fullbore.cli.plan_tables import headline, report
+from fullbore.errors import ConfigError
+from fullbore.ir import to_text
+from fullbore.plan import Effort, Plan, Progress, Question, plan
+from fullbore.plan.emit import megatron_script
+from fullbore.plan.findings import Findings, findings_of
+
+__all__ = ["hand_over", "run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """Where to write the page, the schedule and the costs of the best plan; None for nowhere.
+
+    emit: for whom launch files are written into the folder. Raises ConfigError for a name that says
+    something else.
+    """
+
+    page: Path | None
+    schedule: Path | None
+    costs: Path | None
+    emit: str | None
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if self.emit not in (None, "megatron"):
+            raise ConfigError(f"--emit {self.emit}: it must be megatron")
+        for flag, path, suffix in (
+            ("-o", self.page, ".html"),
+            ("--output-schedule", self.schedule, ".csv"),
+            ("--output-costs", self.costs, ".json"),
+        ):
+            if path is not None and path.suffix.lower() != suffix:
+                raise ConfigError(f"{flag} {path}: end the name in {suffix}")
+
+
+def run(question: Question, *, top: int, effort: Effort) -> Plan:
+    """Plan, with progress on a terminal's stderr."""
+    with interruptible() as interrupted, _progress() as tell:
+        return plan(question, top=top, effort=effort, report=tell, stop=lambda: bool(interrupted))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal's stderr, and nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        yield lambda progress: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(bar_width=30), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("pricing the model", total=None)
+        yield lambda progress: bar.update(
+            task, total=progress.spreads, completed=progress.done, description=_line(progress)
+        )
+
+
+def _line(progress: Progress) -> str:
+    best = "none fits yet" if progress.best_s is None else f"best {seconds(progress.best_s)}"
+    made = counted(progress.simulated, "simulation")
+    return f"{progress.done} of {progress.spreads} spreads, {made}, {best}; Ctrl-C keeps it"
+
+
+def hand_over(made: Plan, files: Files, *, as_json: bool) -> None:
+    """Print the plan, as text or JSON, and write the files."""
+    findings = findings_of(made)
+    _write(findings, files)
+    if as_json:
+        print_json(document(findings))
+    else:
+        print(report(findings))
+    if not made.complete:
+        print("fullbore: interrupted; this is the best so far", file=sys.stderr)
+
+
+def _write(findings: Findings, files: Files) -> None:
+    evaluator, choice = findings.plan.evaluator, findings.winner.choice
+    if files.page is not None:
+        write(files.page, page(findings))
+    if files.schedule is not None:
+        write(files.schedule, to_text(evaluator.programs.of(choice).schedule))
+    if files.costs is not None:
+        evaluator.costs(choice).save(files.costs)
+    launch = None if files.emit is None else _emit(findings, files.folder)
+    for path in (files.page, files.schedule, files.costs, launch):
+        if path is not None:
+            print(f"wrote {path}", file=sys.stderr)
+
+
+def _emit(findings: Findings, folder: Path) -> Path:
+    question, choice = findings.plan.question, findings.winner.choice
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make {folder}: {error.strerror or error}") from error
+    path = folder / "megatron.sh"
+    write(path, megatron_script(question, choice, title=headline(question)))
+    return path

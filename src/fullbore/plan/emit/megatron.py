@@ -1,0 +1,135 @@
+"""A plan as Megatron-LM's arguments: everything but the model, its data and its checkpoints.
+
+An uneven split becomes a `--pipeline-model-parallel-layout`, such as `Ett|(ttt|)*6ttL`: E the
+embedding, t a layer, L the loss, a bar between stages. Source: Megatron Core,
+`transformer/pipeline_parallel_layer_layout.py`, and `megatron/training/arguments.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from fullbore.errors import ConfigError
+from fullbore.megatron import choose_schedule
+from fullbore.plan.choice import Choice
+from fullbore.plan.question import Question
+
+__all__ = ["MEGATRON_SCHEDULES", "layout", "megatron_arguments", "megatron_script"]
+
+MEGATRON_SCHEDULES = ("1f1b", "interleaved")
+
+
+def megatron_script(question: Question, choice: Choice, *, title: str) -> str:
+    """The arguments as an array for a shell script; raises as `megatron_arguments`."""
+    lines = "\n".join(f"  {line}" for line in megatron_arguments(question, choice))
+    return (
+        f"# {title}\n"
+        '# source this, and start: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" '
+        '"${PLAN_ARGS[@]}"\n'
+        f"PLAN_ARGS=(\n{lines}\n)\n"
+    )
+
+
+def megatron_arguments(question: Question, choice: Choice) -> list[str]:
+    """One flag with its values a line, quoted for a shell.
+
+    Raises ConfigError where Megatron-LM has no such schedule, or refuses its numbers.
+    """
+    _check(choice)
+    spread = choice.spread
+    told = [
+        f"--pipeline-model-parallel-size {spread.pipeline}",
+        f"--tensor-model-parallel-size {spread.tensor}",
+        f"--context-parallel-size {spread.context}",
+        *_experts(choice),
+        f"--micro-batch-size {spread.microbatch_size}",
+        f"--global-batch-size {question.global_batch}",
+        f"--seq-length {question.sequence}",
+        *_stages(choice),
+        *_recompute(choice),
+        *_switches(question, choice),
+    ]
+    return told
+
+
+def layout(layers: Sequence[int]) -> str:
+    """Layers of stages in Megatron's notation."""
+    last = len(layers) - 1
+    stages = [
+        ("E" if at == 0 else "") + "t" * number + ("L" if at == last else "")
+        for at, number in enumerate(layers)
+    ]
+    told = []
+    for stage, alike in groupby(stages):
+        count = len(list(alike))
+        told.append(f"({stage}|)*{count}" if count > 1 else f"{stage}|")
+    return "".join(told).removesuffix("|")
+
+
+def _check(choice: Choice) -> None:
+    if choice.schedule not in MEGATRON_SCHEDULES:
+        raise ConfigError(
+            f"Megatron-LM has no schedule {choice.schedule}: plan with --schedule "
+            f"{','.join(MEGATRON_SCHEDULES)}"
+        )
+    choose_schedule(
+        name=choice.schedule,
+        ranks=choice.spread.pipeline,
+        virtual_stages=choice.virtual_stages,
+        microbatches=choice.spread.microbatches,
+        group_size=choice.group,
+    )
+
+
+def _experts(choice: Choice) -> list[str]:
+    spread = choice.spread
+    if spread.expert == 1 and spread.expert_tensor is None:
+        return []
+    return [
+        f"--expert-model-parallel-size {spread.expert}",
+        f"--expert-tensor-parallel-size {spread.split.width_of_experts}",
+    ]
+
+
+def _stages(choice: Choice) -> list[str]:
+    """Virtual stages: their number where they are equal, else the layout, which says it too."""
+    assert choice.layers is not None
+    told = []
+    if len(set(choice.layers)) > 1:
+        told.append(f"--pipeline-model-parallel-layout '{layout(choice.layers)}'")
+    elif choice.virtual_stages > 1:
+        told.append(f"--num-virtual-stages-per-pipeline-rank {choice.virtual_stages}")
+    if choice.group is not None:
+        told.append(f"--microbatch-group-size-per-virtual-pipeline-stage {choice.group}")
+    return told
+
+
+def _recompute(choice: Choice) -> list[str]:
+    again = choice.recompute
+    if again.granularity == "none":
+        return []
+    told = [f"--recompute-granularity {again.granularity}"]
+    if again.granularity == "full" and again.layers is None:
+        told.append("--recompute-method uniform --recompute-num-layers 1")
+    elif again.layers is not None:
+        told.append(f"--recompute-method block --recompute-num-layers {again.layers}")
+    return told
+
+
+def _switches(question: Question, choice: Choice) -> list[str]:
+    spread, precision = choice.spread, question.precision.name
+    pairs = {
+        "--sequence-parallel": spread.sequence_parallel,
+        "--use-distributed-optimizer": spread.distributed,
+        "--overlap-grad-reduce": question.overlap_gradients and spread.data * spread.context > 1,
+        "--overlap-param-gather": question.overlap_gradients and spread.distributed,
+        "--tp-comm-overlap": question.overlap.forward and spread.tensor > 1,
+        "--no-overlap-p2p-communication": not question.overlap_messages,
+        "--use-flash-attn": question.kernels.flash,
+        "--bf16": precision in ("bf16", "fp8", "fp8_weights"),
+        "--fp16": precision == "fp16",
+        "--fp8-format hybrid": precision in ("fp8", "fp8_weights"),
+        "--fp8-param-gather": precision == "fp8_weights",
+    }
+    return [flag for flag, given in pairs.items() if given]

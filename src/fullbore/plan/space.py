@@ -1,0 +1,287 @@
+"""Everything that may be tried: spreads of the devices, then schedules on each of them.
+
+The order is fixed, so that a plan is the same each time. What cannot be is refused with the flag
+that stands in the way and the values that would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fullbore.cost.model import Recompute
+from fullbore.cost.model.legal import check
+from fullbore.errors import ConfigError
+from fullbore.megatron import choose_schedule
+from fullbore.plan.choice import NONE, Choice, Spread
+from fullbore.plan.prices import layout_of
+from fullbore.plan.programs import RUNNABLE, family_of, groups
+from fullbore.plan.question import Question
+from fullbore.schedules import Family
+
+__all__ = [
+    "choices",
+    "is_asked",
+    "make_spread",
+    "megatron_runs",
+    "recomputes",
+    "spreads",
+    "virtual_stages",
+]
+
+_MOST_MICROBATCH_SIZE = 16
+_MOST_VIRTUAL_STAGES = 8
+
+
+def spreads(question: Question) -> list[Spread]:
+    """All legal spreads over all devices.
+
+    Raises ConfigError where there is none: it names the flag that rules the others out.
+    """
+    found, refused = [], []
+    for tensor in _tensors(question):
+        for context in question.fixed.context:
+            for pipeline in _pipelines(question, tensor * context):
+                for expert in question.fixed.expert:
+                    for size in _sizes(question, tensor * context * pipeline):
+                        try:
+                            found.append(
+                                make_spread(
+                                    question,
+                                    pipeline=pipeline,
+                                    tensor=tensor,
+                                    context=context,
+                                    expert=expert,
+                                    microbatch_size=size,
+                                )
+                            )
+                        except ConfigError as error:
+                            refused.append(error)
+    if not found:
+        raise refused[0] if refused else _no_spread(question)
+    return found
+
+
+def make_spread(
+    question: Question,
+    *,
+    pipeline: int,
+    tensor: int,
+    context: int,
+    expert: int,
+    microbatch_size: int,
+) -> Spread:
+    """One spread; ConfigError that says why it cannot be, and what would do."""
+    devices, fixed = question.cluster.size, question.fixed
+    _check_tensor(question, tensor)
+    _check_pipeline(question, pipeline)
+    one = pipeline * tensor * context
+    if devices % one:
+        legal = _divisors(devices // (tensor * context) if devices % (tensor * context) == 0 else 1)
+        raise ConfigError(
+            f"--pipeline-model-parallel-size {pipeline} x tensor {tensor} x context {context} does "
+            f"not divide the {devices} devices of {question.cluster.name}: with these use "
+            f"P = {_near(legal, pipeline)}"
+        )
+    data = devices // one
+    _check_batch(question, data=data, size=microbatch_size)
+    spread = Spread(
+        pipeline=pipeline,
+        tensor=tensor,
+        context=context,
+        expert=expert,
+        data=data,
+        microbatch_size=microbatch_size,
+        microbatches=question.global_batch // (data * microbatch_size),
+        sequence_parallel=tensor > 1 and fixed.sequence_parallel is not False,
+        distributed=_is_distributed(question, data * context),
+        expert_tensor=fixed.expert_tensor,
+    )
+    layout_of(question, spread)
+    check(
+        question.shape,
+        spread.split,
+        sequence=question.sequence,
+        microbatch=microbatch_size,
+        recompute=NONE,
+    )
+    return spread
+
+
+def choices(question: Question, spread: Spread) -> Iterator[Choice]:
+    """Every schedule that the engine runs on a spread, with its numbers; nothing recomputed."""
+    fixed = question.fixed
+    names = fixed.schedules or tuple(family.name for family in RUNNABLE)
+    for family in map(family_of, names):
+        for v in _virtual_stages(question, family, spread.pipeline):
+            tried = groups(family, ranks=spread.pipeline, microbatches=spread.microbatches)
+            if fixed.group is not None:
+                tried = fixed.group if family.takes_group else (None,)
+            for group in tried:
+                choice = Choice(
+                    spread=spread,
+                    schedule=family.name,
+                    virtual_stages=v,
+                    group=group,
+                    layers=fixed.layers,
+                )
+                if not fixed.megatron or megatron_runs(choice):
+                    yield choice
+
+
+def is_asked(question: Question, choice: Choice) -> bool:
+    """Whether a choice is among those that the fixed flags leave."""
+    fixed, spread = question.fixed, choice.spread
+    pairs: tuple[tuple[object, tuple[object, ...] | None], ...] = (
+        (spread.pipeline, fixed.pipeline),
+        (spread.tensor, fixed.tensor),
+        (spread.context, fixed.context),
+        (spread.expert, fixed.expert),
+        (spread.microbatch_size, fixed.microbatch_size),
+        (choice.virtual_stages, fixed.virtual_stages),
+        (choice.group, None if choice.group is None else fixed.group),
+        (choice.schedule, fixed.schedules),
+        (spread.distributed, None if fixed.distributed is None else (fixed.distributed,)),
+        (
+            spread.sequence_parallel,
+            None
+            if fixed.sequence_parallel is None or spread.tensor == 1
+            else (fixed.sequence_parallel,),
+        ),
+        (choice.recompute, fixed.recompute),
+        (choice.layers, None if fixed.layers is None else (fixed.layers,)),
+    )
+    if fixed.megatron and not megatron_runs(choice):
+        return False
+    return all(allowed is None or value in allowed for value, allowed in pairs)
+
+
+def megatron_runs(choice: Choice) -> bool:
+    """Whether Megatron-LM has the schedule, and takes its numbers."""
+    try:
+        choose_schedule(
+            name=choice.schedule,
+            ranks=choice.spread.pipeline,
+            virtual_stages=choice.virtual_stages,
+            microbatches=choice.spread.microbatches,
+            group_size=choice.group,
+        )
+    except ConfigError:
+        return False
+    return choice.schedule in ("1f1b", "interleaved")
+
+
+def recomputes(question: Question) -> tuple[Recompute, ...]:
+    """What may be computed again: what was asked for, else each granularity."""
+    if question.fixed.recompute is not None:
+        return question.fixed.recompute
+    return NONE, Recompute(granularity="selective"), Recompute(granularity="full")
+
+
+def virtual_stages(question: Question, ranks: int) -> tuple[int, ...]:
+    """Numbers of stages a rank worth trying: powers of two, and what divides a rank's layers."""
+    layers = len(question.shape.layers)
+    most = min(_MOST_VIRTUAL_STAGES, layers // ranks)
+    whole = _divisors(layers // ranks) if layers % ranks == 0 else []
+    return tuple(sorted({v for v in (1, 2, 4, 8, *whole) if v <= most}))
+
+
+def _virtual_stages(question: Question, family: Family, ranks: int) -> Iterable[int]:
+    """v of a family; one stage a rank under several names would be one schedule many times."""
+    fixed, layers = question.fixed, len(question.shape.layers)
+    if ranks == 1 and family.name not in ("1f1b", "gpipe"):
+        return ()
+    if family.takes_virtual_stages:
+        tried: Iterable[int] = fixed.virtual_stages or virtual_stages(question, ranks)
+        if family.name == "hanayo":  # waves go down and up; long ones take long to build
+            tried = [v for v in tried if v % 2 == 0 and (v == 2 or fixed.virtual_stages)]
+        return [v for v in tried if v > 1 and v * ranks <= layers]
+    own = family.default_virtual_stages
+    if fixed.virtual_stages is not None and own not in fixed.virtual_stages:
+        return ()
+    return [own] if own * ranks <= layers else []
+
+
+def _tensors(question: Question) -> Iterable[int]:
+    if question.fixed.tensor is not None:
+        return question.fixed.tensor
+    node = min(question.cluster.device.gpus_per_node, question.cluster.size)
+    heads = question.shape.layers[0].attention.heads
+    return [t for t in _divisors(node) if heads % t == 0]
+
+
+def _pipelines(question: Question, one: int) -> Iterable[int]:
+    if question.fixed.pipeline is not None:
+        return question.fixed.pipeline
+    devices, layers = question.cluster.size, len(question.shape.layers)
+    if devices % one:
+        return [1]  # refused, with the reason
+    return [p for p in _divisors(devices // one) if p <= layers]
+
+
+def _sizes(question: Question, one: int) -> Iterable[int]:
+    """Sequences a microbatch: all that divide the replica's batch, up to a limit."""
+    if question.fixed.microbatch_size is not None:
+        return question.fixed.microbatch_size
+    devices, batch = question.cluster.size, question.global_batch
+    data = devices // one if devices % one == 0 else 1
+    if batch % data:
+        return [1]  # refused, with the reason
+    return [b for b in _divisors(batch // data) if b <= _MOST_MICROBATCH_SIZE]
+
+
+def _check_tensor(question: Question, tensor: int) -> None:
+    node = question.cluster.device.gpus_per_node
+    if tensor < 1:
+        raise ConfigError(f"--tensor-model-parallel-size {tensor}: it must be 1 or more")
+    if tensor > node and question.cluster.nodes > 1:
+        raise ConfigError(
+            f"--tensor-model-parallel-size {tensor} is more than the {node} devices of a node: "
+            f"use {node} or less"
+        )
+
+
+def _check_pipeline(question: Question, pipeline: int) -> None:
+    layers = len(question.shape.layers)
+    if pipeline < 1:
+        raise ConfigError(f"--pipeline-model-parallel-size {pipeline}: it must be 1 or more")
+    if pipeline > layers:
+        raise ConfigError(
+            f"--pipeline-model-parallel-size {pipeline} is more than the model's {layers} layers: "
+            f"use {layers} or less"
+        )
+
+
+def _check_batch(question: Question, *, data: int, size: int) -> None:
+    batch = question.global_batch
+    if size < 1:
+        raise ConfigError(f"--micro-batch-size {size}: it must be 1 or more")
+    once = data * size
+    if batch % once:
+        below = batch // once * once
+        nearest = f"{below} or {below + once}" if below else f"{once}"
+        raise ConfigError(
+            f"--global-batch-size {batch} is no multiple of --micro-batch-size {size} x "
+            f"{data} replicas = {once}: use {nearest}, or more devices a replica"
+        )
+
+
+def _is_distributed(question: Question, replicas: int) -> bool:
+    asked = question.fixed.distributed
+    return replicas > 1 if asked is None else asked
+
+
+def _no_spread(question: Question) -> ConfigError:
+    return ConfigError(
+        f"no split of {question.cluster.size} devices fits: leave out one of the parallel sizes"
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _near(legal: Iterable[int], wanted: int) -> str:
+    values = sorted(legal)
+    below = [n for n in values if n < wanted][-1:]
+    above = [n for n in values if n > wanted][:1]
+    return " or ".join(map(str, below + above)) or "1"

@@ -1,0 +1,201 @@
+"""`fullbore plan`: text, JSON and page of one plan, refusals, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+import pytest
+
+from fullbore.plan import planner
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "intermediate_size": 2816,
+    "vocab_size": 32000,
+    "tie_word_embeddings": False,
+}
+FEW = ("-p", "2,4", "--micro-batch-size", 1, "--schedule", "1f1b,zb-v,interleaved", "-v", 2)
+
+
+@pytest.fixture
+def config(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def plan(fullbore, config, *more, cluster="h100:1x4", batch=16):
+    return fullbore(
+        *("plan", "--model", config, "--cluster", cluster),
+        *("--global-batch-size", batch, "--seq-length", 1024, *more),
+    )
+
+
+def test_a_plan_as_json(fullbore, config, tmp_path):
+    page = tmp_path / "plan.html"
+    ran = plan(fullbore, config, *FEW, "--top", 3, "-o", page, "--json")
+    assert ran.status == 0, ran.err
+    made = ran.json
+    assert (made["model"], made["devices"], made["complete"]) == ("small", 4, True)
+    assert 1 <= len(made["plans"]) <= 3
+    first = made["plans"][0]
+    assert first["pipeline_model_parallel_size"] in (2, 4)
+    assert first["step_s"] == min(one["step_s"] for one in made["plans"])
+    assert sum(made["step_parts"].values()) == pytest.approx(first["step_s"])
+    assert max(made["total_bytes"]) == first["peak_bytes"] <= made["memory_limit_bytes"]
+    assert first["tokens_per_s"] == pytest.approx(16 * 1024 / first["step_s"])
+    assert 0 < first["mfu"] <= first["hfu"] < 1
+    assert sum(first["stage_layers"]) == 12
+    assert {"change", "reason", "fits", "step_s", "peak_bytes", "slower"} == set(
+        made["neighbours"][0]
+    )
+    assert all(one["step_s"] >= first["step_s"] for one in made["front"])
+    check_page(page.read_text(encoding="utf-8"))
+
+
+def check_page(html):
+    assert "<svg" in html and html.count("<circle") >= 1
+    assert "Why not otherwise" in html
+    assert not re.search(r"(src|href)=\"(?!data:|#)", html)
+
+
+def test_a_plan_in_words(fullbore, config):
+    said = plan(fullbore, config, *FEW).out
+    for part in (
+        "small (12 layers, hidden 1024) on h100:1x4",
+        "--pipeline-model-parallel-size",
+        "the best plans",
+        "memory of each rank, GiB",
+        "idle time of each rank",
+        "where the step goes",
+        "why not otherwise",
+        "none is better in both",
+        "causal half of attention counted",
+        "allowance: 2 GiB",
+    ):
+        assert part in said, part
+    assert max(map(len, said.splitlines())) < 180
+
+
+def test_what_was_fixed_holds(fullbore, config):
+    flags = ("--recompute-granularity", "full", "--recompute-num-layers", 2)
+    made = plan(fullbore, config, *FEW, *flags, "--no-use-distributed-optimizer", "--json").json
+    assert {one["recompute"] for one in made["plans"]} == {"full, 2 a stage"}
+    assert not any(one["use_distributed_optimizer"] for one in made["plans"])
+    made = plan(
+        fullbore, config, "-p", 2, "--schedule", "1f1b", "--stage-layers", "7,5", "--json"
+    ).json
+    assert {tuple(one["stage_layers"]) for one in made["plans"]} == {(7, 5)}
+
+
+# The first search on a machine compiles its kernels.
+@pytest.mark.timeout(400)
+def test_the_schedule_and_its_costs_simulate_to_the_same_pipeline(fullbore, config, tmp_path):
+    csv, costs = tmp_path / "best.csv", tmp_path / "costs.json"
+    files = ("--output-schedule", csv, "--output-costs", costs)
+    few = ("-p", 4, "--micro-batch-size", 2, "-v", 2)
+    made = plan(fullbore, config, *few, *files, "--search-iterations", 300, "--json").json
+    simulated = fullbore("simulate", csv, "--costs", costs, "--json").json
+    parts = made["step_parts"]
+    after = parts["reduction_s"] + parts["optimizer_s"] + parts["lost_s"]
+    assert simulated["makespan_s"] == pytest.approx(made["plans"][0]["step_s"] - after)
+
+
+def test_a_plan_for_megatron(fullbore, config, tmp_path):
+    folder = tmp_path / "launch"
+    few = ("-p", "2,4", "--micro-batch-size", 1)
+    ran = plan(fullbore, config, *few, "--emit", "megatron", "--emit-folder", folder, "--json")
+    assert ran.status == 0, ran.err
+    assert {one["schedule"] for one in ran.json["plans"]} <= {"1f1b", "interleaved"}
+    script = (folder / "megatron.sh").read_text()
+    assert "PLAN_ARGS=(" in script and "--global-batch-size 16" in script
+    assert f"--pipeline-model-parallel-size {read(ran, 'pipeline_model_parallel_size')}" in script
+
+
+def read(ran, key):
+    return ran.json["plans"][0][key]
+
+
+def test_a_preset_is_a_job_by_itself(fullbore, config, monkeypatch):
+    monkeypatch.setattr("fullbore.cli.plan_job.TENSOR", (8,))
+    made = fullbore("plan", "--preset", "64gpu-80layer", "--json").json
+    (job,) = made["jobs"]
+    assert job["num_microbatches"] == 64 and job["bar"]["bubble_fraction"] < 0.064
+    told = fullbore("plan", "--preset", "64gpu-80layer").out
+    assert "GPipe, rounds of 16" in told and "claimed elsewhere" in told
+    assert "leave --model" in plan(fullbore, config, "--preset", "64gpu-80layer").err
+    assert "it must be 64gpu-80layer" in fullbore("plan", "--preset", "7gpu").err
+    assert "give --cluster and --global-batch-size too" in fullbore("plan", "--model", config).err
+
+
+def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "--num-layers 12 --hidden-size 1024 --num-attention-heads 16 --ffn-hidden-size 4096 "
+        "--vocab-size 32000 --max-position-embeddings 1024 --seq-length 1024\n"
+    )
+    made = plan(fullbore, script, *FEW, "--json").json
+    assert made["model"] == "train"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--cluster", "h100:8y8"), "no number of devices"),
+        (("--cluster", "z80:8x8"), "no device is called 'z80'; known are"),
+        (("-p", 3), "--pipeline-model-parallel-size 3 x tensor 1"),
+        (("-p", "two"), "--pipeline-model-parallel-size two: write a number"),
+        (("--micro-batch-size", 5), "--global-batch-size 16 is no multiple"),
+        (("--global-batch-size", 0), "--global-batch-size 0: it must be 1 or more"),
+        (("--schedule", "dualpipe"), "--schedule dualpipe: the engine runs gpipe"),
+        (("--memory-limit", "0.5x"), "write bytes, such as 70GB"),
+        (("--memory-limit", "1GB"), "no plan fits 0.93"),
+        (("--recompute-granularity", "some"), "none, selective or full"),
+        (("--recompute-num-layers", 2), "needs --recompute-granularity full"),
+        (("--stage-layers", "7,7"), "are 14 layers; the model has 12"),
+        (("--top", 0), "--top 0"),
+        (("--search-time", 1), "--schedule names some: leave out either"),
+        (("--search-time", -1), "--search-time -1: give seconds"),
+        (("--precision", "int4"), "no precision is called 'int4'"),
+        (("-o", "plan.svg"), "end the name in .html"),
+        (("--emit", "jax"), "--emit jax: it must be megatron"),
+    ],
+)
+def test_what_means_nothing_is_refused(fullbore, config, flags, said):
+    ran = plan(fullbore, config, *FEW, *flags)
+    assert ran.status == 2
+    assert said in ran.err
+    assert not ran.out
+
+
+def test_models_that_cannot_be_priced_are_refused_by_name(fullbore, config):
+    file = config / "config.json"
+    file.write_text(json.dumps({**CONFIG, "model_type": "mamba"}))
+    assert "mamba" in plan(fullbore, config).err
+    missing = {key: value for key, value in CONFIG.items() if key != "hidden_size"}
+    file.write_text(json.dumps(missing))
+    assert "hidden_size is missing" in plan(fullbore, config).err
+    assert "no file" in plan(fullbore, config / "nowhere").err
+
+
+def test_ctrl_c_keeps_the_best_so_far(fullbore, config, monkeypatch):
+    consider, count = planner._Planner.consider, iter(range(10**6))
+
+    def pressed(self, choice):
+        consider(self, choice)
+        if next(count) == 20:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(planner._Planner, "consider", pressed)
+    ran = plan(fullbore, config, "--json")
+    assert ran.status == 0
+    assert not ran.json["complete"] and ran.json["plans"]
+    assert "interrupted; this is the best so far" in ran.err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

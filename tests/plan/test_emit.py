@@ -1,0 +1,84 @@
+"""Launch files say what the plan says, read back by our own reader and by Megatron's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planning import ask
+
+from fullbore.cost.model import Recompute
+from fullbore.cost.model.script import read_flags
+from fullbore.errors import ConfigError
+from fullbore.plan import Choice, Evaluator
+from fullbore.plan.emit import megatron_arguments, megatron_script
+from fullbore.plan.emit.megatron import layout
+from fullbore.plan.space import spreads
+
+
+def chosen(**more):
+    question = ask(pipeline=(2,), tensor=(2,), microbatch_size=(2,), cluster="h100:1x8")
+    (spread,) = spreads(question)
+    choice = Choice(spread=spread, schedule="interleaved", virtual_stages=2, group=2)
+    return question, Evaluator(question).with_layers(replace(choice, **more))
+
+
+def test_flags_are_read_back_as_they_were_meant(tmp_path):
+    question, choice = chosen(layers=(3, 3, 4, 2))
+    file = tmp_path / "megatron.sh"
+    file.write_text(megatron_script(question, choice, title="a plan"))
+    flags = read_flags(str(file))
+    assert flags["pipeline_model_parallel_size"] == ("2",)
+    assert flags["tensor_model_parallel_size"] == ("2",)
+    assert flags["micro_batch_size"] == ("2",) and flags["global_batch_size"] == ("16",)
+    assert flags["pipeline_model_parallel_layout"] == ("Ettt|ttt|tttt|ttL",)
+    assert flags["sequence_parallel"] == flags["use_distributed_optimizer"] == ()
+    assert "num_virtual_stages_per_pipeline_rank" not in flags
+
+
+def test_equal_stages_need_no_layout():
+    question, choice = chosen(layers=(3,) * 4)
+    told = megatron_arguments(question, choice)
+    assert "--num-virtual-stages-per-pipeline-rank 2" in told
+    assert not any("layout" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "said"),
+    [
+        (Recompute(granularity="selective"), ["--recompute-granularity selective"]),
+        (Recompute(granularity="full"), ["--recompute-method uniform --recompute-num-layers 1"]),
+        (
+            Recompute(granularity="full", layers=2),
+            ["--recompute-granularity full", "--recompute-method block --recompute-num-layers 2"],
+        ),
+    ],
+)
+def test_recomputation_is_told(recompute, said):
+    question, choice = chosen(recompute=recompute)
+    assert set(said) <= set(megatron_arguments(question, choice))
+
+
+def test_what_megatron_has_not_is_refused():
+    question, choice = chosen()
+    with pytest.raises(ConfigError, match="no schedule gis: plan with --schedule 1f1b,interleaved"):
+        megatron_arguments(question, replace(choice, schedule="gis"))
+    short = replace(choice.spread, microbatches=3)
+    with pytest.raises(ConfigError, match="the nearest legal M"):
+        megatron_arguments(question, replace(choice, spread=short))
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks"), [((3, 4, 3, 2), 2), ((2, 2, 2, 2, 2, 2, 2, 0), 4), ((5, 4, 4, 4), 4)]
+)
+def test_layouts_are_what_megatron_reads(layers, ranks):
+    module = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    from megatron.core.transformer.enums import LayerType
+
+    read = module.PipelineParallelLayerLayout(layout(layers), ranks)
+    read.validate_layer_layout(num_layers=sum(layers), mtp_num_layers=None)
+    counts = [
+        read.layout[stage % ranks][stage // ranks].count(LayerType.decoder)
+        for stage in range(len(layers))
+    ]
+    assert tuple(counts) == layers

@@ -1,0 +1,144 @@
+"""What a plan says of its winner adds up, and is what simulator and memory curves say."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from planning import ask
+
+from fullbore.cost.model import Recompute, Split
+from fullbore.cost.model.layer import pieces
+from fullbore.cost.model.totals import parameters
+from fullbore.plan import plan
+from fullbore.plan.findings import findings_of
+from fullbore.plan.prices import Row
+from fullbore.sim import memory_curves, simulate
+from fullbore.timeline import summarize
+
+GIB = 2**30
+FIXED = {
+    "plain": {"pipeline": (4,), "schedules": ("1f1b",)},
+    "split": {"pipeline": (4,), "schedules": ("zb-h1",)},
+    "chunks": {"pipeline": (2,), "tensor": (2,), "schedules": ("interleaved",)},
+    "tied": {"pipeline": (4,), "schedules": ("zb-v",), "config": {"tie_word_embeddings": True}},
+    "alone": {"pipeline": (1,)},
+}
+
+
+@pytest.fixture(params=FIXED, scope="module")
+def found(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def findings(found):
+    return findings_of(plan(ask(**FIXED[found]), top=3))
+
+
+def test_the_parts_of_a_step_add_up_to_it(findings):
+    assert sum(asdict(findings.parts).values()) == pytest.approx(findings.winner.step_s)
+    positive = {k: v for k, v in asdict(findings.parts).items() if k != "imbalance_s"}
+    assert min(positive.values()) >= -1e-12
+
+
+def test_idle_time_adds_up_on_every_rank(findings):
+    idle = findings.idle
+    step = findings.plan.evaluator.step(findings.winner.choice)
+    total = idle.busy_s + idle.warmup_s + idle.steady_s + idle.cooldown_s
+    total = total + idle.imbalance_s + idle.communication_s
+    assert total == pytest.approx(np.full(len(total), step.pipeline_s))
+
+
+def test_memory_adds_up_on_every_rank(findings):
+    memory = findings.memory
+    parts = memory.parameters + memory.gradients + memory.optimizer + memory.activations
+    parts = parts + memory.logits + memory.buffers + memory.allowance
+    assert parts == pytest.approx(memory.total)
+    assert memory.total.max() == findings.winner.peak_bytes
+    last = findings.plan.evaluator.programs.outline(findings.winner.choice).home[-1]
+    assert memory.logits[last] > 0
+    assert np.delete(memory.logits, last).max(initial=0.0) == 0
+
+
+def test_the_simulator_and_its_curves_say_the_same(findings):
+    evaluator, choice = findings.plan.evaluator, findings.winner.choice
+    schedule, costs = evaluator.programs.of(choice).schedule, evaluator.costs(choice)
+    timeline = simulate(schedule, costs)
+    assert timeline.makespan_s == pytest.approx(evaluator.step(choice).pipeline_s, rel=1e-12)
+    summary = summarize(timeline, schedule)
+    assert np.array(summary.busy_s) == pytest.approx(evaluator.load(choice).busy_s)
+    curves = memory_curves(timeline, schedule, costs)
+    scratch = evaluator.load(choice).sums[Row.SCRATCH].max()
+    held = findings.memory.activations + findings.memory.logits
+    for curve, bytes_ in zip(curves, held, strict=True):
+        assert curve.peak - 1 <= bytes_ <= curve.peak + scratch + 1
+
+
+def test_all_parameters_are_somewhere(findings):
+    """Over all ranks, with a tied head twice where its ends are on different ranks."""
+    evaluator, choice = findings.plan.evaluator, findings.winner.choice
+    question, spread = evaluator.question, choice.spread
+    whole = pieces(
+        question.shape,
+        Split(),
+        sequence=question.sequence,
+        microbatch=1,
+        recompute=choice.recompute,
+        precision=question.precision,
+        causal=True,
+    )
+    held = findings.memory.parameters.sum() / question.precision.weight * spread.tensor
+    assert held == pytest.approx(parameters(whole), rel=1e-3)  # norms are not cut
+
+
+def test_every_neighbour_has_a_reason(findings):
+    for one in findings.neighbours:
+        assert one.reason
+        if one.slower is not None:
+            assert one.slower >= -1e-9 or "other flags were asked for" in one.reason
+    changes = [one.change for one in findings.neighbours]
+    assert len(set(changes)) == len(changes)
+
+
+def test_reasons_name_what_stands_in_the_way():
+    made = plan(ask(cluster="h100:2x4", memory_limit_bytes=5 * GIB, sequence=4096))
+    reasons = {one.change: one.reason for one in findings_of(made).neighbours}
+    assert any("GiB of 5 GiB" in reason for reason in reasons.values())
+    wide = plan(ask(cluster="h100:2x4", tensor=(4,)))
+    reasons = {one.change: one.reason for one in findings_of(wide).neighbours}
+    assert reasons["TP=8"].endswith("more than the 4 devices of a node: use 4 or less")
+    assert "% slower" in " ".join(reasons.values())
+
+
+def test_utilization_follows_from_flops(findings):
+    first = findings.figures[0]
+    device = findings.plan.question.cluster.device
+    seconds = findings.winner.step_s * findings.plan.question.cluster.size
+    assert first.mfu == pytest.approx(first.model_flops / seconds / device.peak_flop_per_s("bf16"))
+    assert first.hfu >= first.mfu
+
+
+def test_what_is_counted_changes_utilization_and_not_time():
+    few = {"pipeline": (4,), "schedules": ("1f1b",), "microbatch_size": (1,)}
+    full = Recompute(granularity="full")
+    part, whole = (plan(ask(causal=causal, **few, recompute=(full,))) for causal in (True, False))
+    some, all_ = (findings_of(made).figures[0] for made in (part, whole))
+    assert all_.model_flops > some.model_flops and all_.mfu > some.mfu
+    assert whole.winner.step_s == part.winner.step_s
+    assert some.hfu / some.mfu == pytest.approx(4 / 3, rel=0.05)  # the head is not made again
+
+
+def test_layers_by_hand_are_no_faster():
+    made = plan(ask(pipeline=(4,), schedules=("1f1b",)))
+    layers = list(made.winner.choice.layers)
+    for source in range(4):
+        for target in range(4):
+            moved = list(layers)
+            moved[source] -= 1
+            moved[target] += 1
+            if min(moved[:-1]) >= 1 and moved[-1] >= 0:
+                other = replace(made.winner.choice, layers=tuple(moved))
+                one = made.evaluator.evaluate(other)
+                assert not one.fits or one.step_s >= made.winner.step_s * (1 - 1e-9)

@@ -1,0 +1,167 @@
+"""A plan fits, nothing that was looked at is faster, and nothing that matters was left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from planning import ask
+
+from fullbore.cost.model import Recompute
+from fullbore.errors import ConfigError
+from fullbore.plan import Evaluator, plan
+from fullbore.plan.planner import SLOWEST
+from fullbore.plan.space import choices, is_asked, recomputes, spreads
+
+GIB = 2**30
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Every choice that is simulated, with the seconds of its step."""
+    steps = []
+    step = Evaluator.step
+
+    def noted(self, choice):
+        made = step(self, choice)
+        steps.append((choice, made.total_s))
+        return made
+
+    monkeypatch.setattr(Evaluator, "step", noted)
+    return steps
+
+
+def test_no_plan_is_over_memory_and_none_that_was_simulated_is_faster(seen):
+    for limit in (80 * GIB, 8 * GIB, 5.5 * GIB):
+        seen.clear()
+        question = ask(memory_limit_bytes=limit)
+        made = plan(question, top=5)
+        evaluator = made.evaluator
+        for one in (*made.best, *made.front):
+            assert one.fits and one.peak_bytes <= limit
+            assert float(evaluator.memory(one.choice).total.max()) == one.peak_bytes
+        for choice, step_s in list(seen):
+            fits = float(evaluator.held(choice).max()) <= limit
+            assert not fits or step_s >= made.winner.step_s
+        assert [one.step_s for one in made.best] == sorted(one.step_s for one in made.best)
+
+
+def test_what_is_pruned_is_in_neither_list():
+    question = ask(global_batch=8, microbatch_size=(1, 2))
+    made = plan(question, top=3)
+    assert made.pruned > 0
+    evaluator = Evaluator(question)
+    every = [
+        evaluator.evaluate(replace(choice, recompute=recompute))
+        for spread in spreads(question)
+        for choice in choices(question, spread)
+        for recompute in recomputes(question)
+    ]
+    fitting = [one for one in every if one.fits]
+    shown = {}
+    for one in fitting:
+        key = one.choice.spread, one.choice.schedule
+        shown[key] = min(one.step_s, shown.get(key, float("inf")))
+    for found, expected in zip(made.best, sorted(shown.values()), strict=False):
+        assert found.step_s <= expected
+    for one in fitting:
+        if one.step_s <= SLOWEST * made.winner.step_s:
+            assert any(
+                other.step_s <= one.step_s and other.peak_bytes <= one.peak_bytes
+                for other in made.front
+            )
+
+
+def test_a_bound_is_below_every_simulation():
+    question = ask(global_batch=12, microbatch_size=(1,), cluster="h100:2x4")
+    evaluator = Evaluator(question)
+    for spread in spreads(question):
+        for choice in choices(question, spread):
+            made = evaluator.with_layers(choice)
+            assert evaluator.bound_s(made) <= evaluator.step(made).total_s
+
+
+def test_the_same_question_has_the_same_answer():
+    first, again = (plan(ask(memory_limit_bytes=8 * GIB)) for _ in range(2))
+    assert first.best == again.best and first.front == again.front
+    assert (first.candidates, first.simulated, first.pruned) == (
+        again.candidates,
+        again.simulated,
+        again.pruned,
+    )
+
+
+def test_fixed_flags_are_kept():
+    fixed = {
+        "pipeline": (4,),
+        "tensor": (1,),
+        "microbatch_size": (2,),
+        "virtual_stages": (1, 3),
+        "schedules": ("1f1b", "interleaved"),
+        "recompute": (Recompute(granularity="full"),),
+        "distributed": False,
+    }
+    question = ask(**fixed)
+    made = plan(question)
+    for one in (*made.best, *made.front):
+        assert is_asked(question, one.choice)
+    assert {one.choice.schedule for one in made.best} == {"1f1b", "interleaved"}
+    told = plan(ask(pipeline=(2,), layers=(7, 5), schedules=("1f1b",)))
+    assert {one.choice.layers for one in told.best} == {(7, 5)}
+
+
+def test_the_front_is_a_staircase():
+    made = plan(ask())
+    assert made.front[-1].step_s == made.winner.step_s
+    for small, large in pairwise(made.front):
+        assert small.peak_bytes < large.peak_bytes and small.step_s > large.step_s
+
+
+def test_as_few_layers_are_recomputed_as_it_takes():
+    common = {"pipeline": (2,), "tensor": (1,), "schedules": ("1f1b",), "microbatch_size": (4,)}
+    free = plan(ask(**common, sequence=4096))
+    limit = free.winner.peak_bytes * 0.7
+    made = plan(ask(**common, sequence=4096, memory_limit_bytes=limit))
+    again = made.winner.choice.recompute
+    assert again.granularity == "full" and again.layers is not None
+    fewer = replace(again, layers=again.layers - 1)
+    one = made.evaluator.evaluate(
+        replace(made.winner.choice, recompute=fewer if fewer.layers else Recompute())
+    )
+    assert not one.fits
+
+
+def test_a_stop_keeps_the_best_so_far():
+    asked = iter(range(10**6))
+    made = plan(ask(), stop=lambda: next(asked) > 40)
+    assert not made.complete and made.best and made.winner.fits
+    with pytest.raises(ConfigError, match="stopped before any plan"):
+        plan(ask(), stop=lambda: True)
+
+
+def test_progress_is_told():
+    told = []
+    made = plan(ask(), report=told.append)
+    assert [p.done for p in told] == list(range(told[0].spreads + 1))
+    assert told[-1].best_s is not None and told[-1].best_s >= made.winner.step_s
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"memory_limit_bytes": 1 * GIB}, "no plan fits 1 GiB"),
+        ({"pipeline": (3,)}, "does not divide the 4 devices .* use P = 2 or 4"),
+        ({"pipeline": (16,)}, "more than the model's 12 layers"),
+        ({"global_batch": 3, "pipeline": (1,), "tensor": (1,)}, "--global-batch-size 3 .* use 4"),
+        ({"tensor": (3,)}, "--tensor-model-parallel-size 3|TP|tensor"),
+        ({"tensor": (8,), "cluster": "h100:2x4"}, "more than the 4 devices of a node"),
+        ({"expert": (2,)}, "has no experts"),
+        ({"memory_limit_bytes": 99 * GIB}, "has 80 GiB; give that or less"),
+        ({"global_batch": 0}, "--global-batch-size 0"),
+        ({"virtual_stages": (9,), "schedules": ("interleaved",)}, "no schedule of these numbers"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(more, said):
+    with pytest.raises(ConfigError, match=said):
+        plan(ask(**more))
