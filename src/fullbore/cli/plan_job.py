@@ -35,8 +35,8 @@ def show_preset(name: str, *, typed: tuple[object, ...], as_json: bool) -> None:
         print_json({"preset": name, "jobs": [_document(job) for job in jobs]})
         return
     print(
-        "80 layers shaped as Llama 3 70B, sequences of 4096 tokens, 64 H100 of 80 GiB (8 x 8), P=8,\n"
-        "micro-batch size 2, global batch 128, bf16; M follows from the replicas"
+        "80 layers shaped as Llama 3 70B, sequences of 4096 tokens, 64 H100 of 80 GiB (8 x 8),\n"
+        "P=8, micro-batch size 2, global batch 128, bf16; M follows from the replicas"
     )
     for job in jobs:
         print("", *_lines(job), sep="\n")
