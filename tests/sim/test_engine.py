@@ -219,11 +219,11 @@ def test_the_kernel_compiles_without_a_folder_for_its_cache(monkeypatch):
     engine = import_module("fullbore.sim.engine")
     monkeypatch.setattr(numba, "njit", njit)
     monkeypatch.setattr(engine, "COMPILE_FROM_ACTIONS", 0)
-    engine._compiled.cache_clear()
+    engine.compiled.cache_clear()
     try:
         timeline = simulate(from_text(ONE_F_ONE_B_2X2), Costs.uniform(stages=2))
     finally:
-        engine._compiled.cache_clear()
+        engine.compiled.cache_clear()
     assert timeline.makespan_s == 9
 
 
@@ -249,3 +249,14 @@ def test_steps_that_no_clock_measures_are_refused(seconds):
 def test_a_step_of_no_time_is_simulated():
     costs = Costs.uniform(stages=2, forward_s=0, backward_s=0)
     assert simulate(schedules.gpipe(ranks=2, microbatches=2), costs).makespan_s == 0
+
+
+def test_only_stages_whose_backward_is_split_need_its_halves() -> None:
+    """As where a schedule that was found splits some, and their times were measured."""
+    schedule = from_text("0F0,0I0,0W0\n1F0,1B0\n")
+    halved = {"forward_s": 1.0, "input_grad_s": 1.0, "weight_grad_s": 2.0}
+    whole = {"forward_s": 1.0, "backward_s": 2.0}
+    timeline = simulate(schedule, Costs.parse({"stages": [halved, whole]}))
+    assert timeline.makespan_s == 1 + 1 + 2 + 1 + 2
+    with pytest.raises(CostsError, match="splits the backward of stage 0: give its input_grad_s"):
+        simulate(schedule, Costs.parse({"stages": [whole, halved]}))

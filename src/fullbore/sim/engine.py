@@ -140,9 +140,12 @@ def _durations(schedule: Schedule, flat: FlatSchedule, costs: Costs) -> Floats:
             f"the costs describe {len(costs.stages)} stages, the schedule has {schedule.stages}: "
             "give one entry a stage"
         )
-    if schedule.splits_backward and not all(stage.is_split for stage in costs.stages):
+    whole = np.array([not stage.is_split for stage in costs.stages])
+    halved = whole[flat.stage] & (flat.kind == Kind.I)
+    if halved.any():
         raise CostsError(
-            f"{schedule.name} splits the backward: give input_grad_s and weight_grad_s a stage"
+            f"{schedule.name} splits the backward of stage {flat.stage[halved][0]}: give its "
+            "input_grad_s and weight_grad_s"
         )
     table = np.zeros((len(Kind), schedule.stages))
     table[Kind.F] = [stage.forward_s for stage in costs.stages]
