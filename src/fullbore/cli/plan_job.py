@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fullbore.cli.figures import percent, seconds
+from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import print_json, table
 from fullbore.cli.plan_tables import flags, layers_text
 from fullbore.cost.hardware import GIB
@@ -45,7 +45,7 @@ def show_preset(name: str, *, typed: tuple[object, ...], as_json: bool) -> None:
 
 def _lines(job: Job) -> Iterator[str]:
     spread = job.spread
-    yield f"M={spread.microbatches}: TP={spread.tensor}, {spread.data} replicas"
+    yield f"M={spread.microbatches}: TP={spread.tensor}, {counted(spread.data, 'replica')}"
     yield table(_HEADER, [_cells(row, job.rows[0]) for row in job.rows])
     best = job.rows[-1].choice
     yield f"best: {flags(best)}; layers {layers_text(best.layers)}"

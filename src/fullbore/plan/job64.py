@@ -113,12 +113,14 @@ def job_of(*, tensor: int) -> Job:
         return [] if one is None else [row(name, one.choice)]
 
     whole = Choice(spread=spread, schedule="gpipe", virtual_stages=1)
-    rounds = _rounds(evaluator, whole)
+    again = replace(whole, recompute=Recompute(granularity="full"))
+    rounds, both = _rounds(evaluator, whole), _rounds(evaluator, again)
     plain = [row("1F1B", replace(whole, schedule="1f1b")), row("interleaved, v=2", _v2(whole))]
     rows = [
         row("GPipe, all M at once", whole),
         *([row(f"GPipe, rounds of {rounds[1]}", rounds[0])] if rounds else []),
-        row("GPipe, all recomputed", replace(whole, recompute=Recompute(granularity="full"))),
+        row("GPipe, all recomputed", again),
+        *([row(f"GPipe, rounds of {both[1]}, recomputed", both[0])] if both else []),
         plain[0],
         *([] if plain[0].fits else fitted("1F1B that fits", "1f1b")),
         plain[1],
