@@ -299,7 +299,7 @@ def plan(
     ] = Path("launch"),
     as_json: JsonFlag = False,
 ) -> None:
-    """Find how a model should be trained on a cluster, and say why not otherwise.
+    """Find how to train a model on a cluster, and why not otherwise.
 
     Tries pipeline, tensor and data parallelism, microbatch sizes, schedules with their virtual
     stages and groups, splits of layers and recomputation. Each candidate is simulated, unless a
