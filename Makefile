@@ -9,8 +9,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Where there is no GPU this release is the CPU build; `make TORCH='torch==2.11.*' demo` overrides.
 TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch>=2.9,torch==2.13.0)
 
-# Processes that run tests: more than cores, since many tests mostly wait. `make WORKERS=0 test`: one.
-WORKERS ?= 3
+# Processes that run tests; each test starts ranks of its own besides. `make WORKERS=0 test`: one.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check install clean

@@ -7,20 +7,18 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_runs import FULLBORE, PATIENCE_S
 from tiny_text import write_model, write_text
 
 from fullbore import schedules
 from fullbore.cost import Costs
 
-FULLBORE = [sys.executable, "-m", "fullbore"]
-PATIENCE_S = 58
 pytest.importorskip("torch")
 
 # -- refusals --------------------------------------------------------------------------------------
