@@ -12,6 +12,9 @@ from fullbore.cost import Costs
 from fullbore.errors import ConfigError
 from fullbore.search import Job, Limits, MemoryLimit, search
 
+# The first search on a machine compiles its kernels, which takes long where others want the cores.
+pytestmark = pytest.mark.timeout(400)
+
 pytest.importorskip("ortools")
 
 EIGHTHS = st.integers(min_value=4, max_value=12).map(lambda n: n / 8)

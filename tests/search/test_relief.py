@@ -9,6 +9,9 @@ from fullbore.search import Jitter, Job, Limits, MemoryLimit, search
 from fullbore.sim import memory_curves, simulate
 from fullbore.verify import verify
 
+# The first search on a machine compiles its kernels, which takes long where others want the cores.
+pytestmark = pytest.mark.timeout(400)
+
 GB = 1e9
 STAGE = {
     "forward_s": 1.0,
