@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from fullbore import Schedule
+from fullbore.cli.search import _line
 from fullbore.cost import Costs
+from fullbore.search import Progress
 from fullbore.verify import verify
 
 EFFORT = ("--iterations", 4000)
@@ -130,3 +134,9 @@ def test_ctrl_c_on_a_terminal_ends_its_line_and_keeps_the_best(costs, tmp_path):
         os.close(ours)
     assert child.returncode == 0 and b"lower bound" in out
     assert Schedule.from_csv(tmp_path / "best.csv").microbatches == 30
+
+
+def test_where_nothing_fits_yet_it_says_so() -> None:
+    progress = Progress(elapsed_s=1.0, moves=3, best_s=math.inf, bound_s=2.0)
+    assert "nothing within the memory limit yet" in _line(progress)
+    assert "best 4 s" in _line(replace(progress, best_s=4.0))

@@ -88,5 +88,7 @@ def test_what_lacks_costs_or_a_limit_is_refused() -> None:
     sought = job("4GB", ("offload",), offload_bytes_per_s=GB)
     with pytest.raises(ConfigError, match="leave out either of the two"):
         search(sought, jitter=Jitter())
+    with pytest.raises(ConfigError, match="leave out --prove, or --allow"):
+        search(sought, prove_s=1.0)
     with pytest.raises(ConfigError, match="gain nothing where memory has no limit"):
         search(Job(**{f: getattr(sought, f) for f in sought.__slots__} | {"memory_limit": None}))

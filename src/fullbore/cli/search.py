@@ -262,6 +262,8 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 def _line(progress: Progress) -> str:
     from fullbore.cli.figures import seconds
 
+    if math.isinf(progress.best_s):
+        return f"{progress.elapsed_s:5.1f} s  nothing within the memory limit yet"
     gap = 1 - progress.bound_s / progress.best_s if progress.best_s > 0 else 0.0
     return (
         f"{progress.elapsed_s:5.1f} s  best {seconds(progress.best_s)}, at most "

@@ -81,7 +81,7 @@ def search(
     check_numbers(ranks=job.ranks, microbatches=job.microbatches)
     _compile()
     seed_kernels(seed)
-    _check_means(job, jitter)
+    _check_means(job, jitter, proves=prove_s is not None)
     budget = Budget(limits or Limits(), report)
     random = np.random.default_rng(seed)
     plain = replace(job, costs=keeping_all(job.costs)) if job.means else job
@@ -111,7 +111,7 @@ def _too_tight(job: Job) -> ConfigError:
     )
 
 
-def _check_means(job: Job, jitter: Jitter | None) -> None:
+def _check_means(job: Job, jitter: Jitter | None, *, proves: bool) -> None:
     check_means(job.means, job.costs)
     if job.means and job.memory_limit is None:
         raise ConfigError(
@@ -121,6 +121,11 @@ def _check_means(job: Job, jitter: Jitter | None) -> None:
     if job.means and jitter is not None:
         raise ConfigError(
             "a robust search keeps all activations where they are: leave out either of the two"
+        )
+    if job.means and proves:
+        raise ConfigError(
+            "a proof is of schedules that keep all activations where they are: leave out --prove, "
+            "or --allow"
         )
 
 
