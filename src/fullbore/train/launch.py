@@ -41,7 +41,7 @@ def launch_ranks(entry: Callable[..., None], *arguments: Any, ranks: int) -> Non
 
     entry and arguments must be picklable. Raises the FullboreError of the rank that failed
     first, RankError where one died or failed otherwise, KeyboardInterrupt where the ranks were
-    stopped by a signal before they could react to it.
+    stopped by a signal before they could react to it, or by a second one.
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -54,7 +54,7 @@ def launch_ranks(entry: Callable[..., None], *arguments: Any, ranks: int) -> Non
             elastic_launch(_config(ranks), _run_rank)(folder, entry, arguments)
         except ChildFailedError as error:
             told = _told(Path(folder))  # every rank has ended: those that could, have told
-            if told is None and passed:
+            if passed and _is_of_a_stop(told, times=len(passed)):
                 raise KeyboardInterrupt from None
             raise _with_signal(told, error) if told is not None else _died(error) from None
 
@@ -108,6 +108,16 @@ def _told(folder: Path) -> FullboreError | None:
         return RankError(**told["state"])
     kind: type[FullboreError] = getattr(errors, told["kind"], FullboreError)
     return kind(told["text"])
+
+
+def _is_of_a_stop(told: FullboreError | None, *, times: int) -> bool:
+    """Whether ranks that were asked to stop so often ended of that, and not of a failure.
+
+    One that had no time to react is missed by the others, who then tell of it as of a failure.
+    """
+    if told is None or times > 1:
+        return True
+    return isinstance(told, RankError) and told.cause.startswith((DIED, KeyboardInterrupt.__name__))
 
 
 def _with_signal(told: FullboreError, error: ChildFailedError) -> FullboreError:

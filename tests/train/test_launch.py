@@ -1,0 +1,64 @@
+"""How the ranks' ends are told: what a signal ended is no failure of a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from fullbore.errors import DataError, FullboreError, RankError
+from fullbore.runtime import DIED
+from fullbore.train.launch import launch_ranks
+
+_PATIENCE_S = 50.0
+
+pytestmark = pytest.mark.slow
+
+
+def _tells(folder: Path, error: FullboreError) -> None:
+    """A rank that does not end by SIGTERM, and tells of something once the test wants it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / "ready").touch()
+    _wait_for(folder / "struck")
+    raise error
+
+
+def _wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("told", "raised"),
+    [
+        (RankError(rank=0, action="0F0", cause="KeyboardInterrupt: "), KeyboardInterrupt),
+        (RankError(rank=0, action=None, cause=DIED), KeyboardInterrupt),
+        (RankError(rank=0, action="0F0", cause="ValueError: no"), RankError),
+        (DataError("no text"), DataError),
+    ],
+    ids=["interrupted", "gone", "failed", "no data"],
+)
+def test_ranks_that_miss_one_after_a_signal_do_not_call_it_a_failure(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: FullboreError,
+    raised: type[BaseException],
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # a rank imports its entry from here
+
+    def strike() -> None:
+        _wait_for(tmp_path / "ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)  # the launcher hears it in its main thread
+        (tmp_path / "struck").touch()
+
+    threading.Thread(target=strike).start()
+    with pytest.raises(raised):
+        launch_ranks(_tells, tmp_path, told, ranks=1)
