@@ -16,6 +16,7 @@ from fullbore.view.units import time_unit
 
 __all__ = [
     "Cells",
+    "allowance_text",
     "best_cells",
     "conventions",
     "flags",
@@ -271,11 +272,18 @@ def points(findings: Findings) -> list[Point]:
 def conventions(findings: Findings) -> list[str]:
     """How the figures are meant, and how much was looked at."""
     plan = findings.plan
-    allowance = plan.question.allowance
     return [
         f"{plan.candidates:,} candidates, {plan.simulated:,} simulations; {plan.too_large:,} do "
         f"not fit; {plan.pruned:,} were left out because of a lower bound on their step",
+        allowance_text(plan.question),
+    ]
+
+
+def allowance_text(question: Question) -> str:
+    """What a bubble, a GiB and the allowance are."""
+    allowance = question.allowance
+    return (
         "bubble: idle time of a rank while its step lasts; a GiB is 2^30 bytes; allowance: "
         f"{allowance.context_bytes / GIB:.3g} GiB for CUDA and libraries, and "
-        f"{percent(allowance.fragmented)} of activations, logits and buffers for fragmentation",
-    ]
+        f"{percent(allowance.fragmented)} of activations, logits and buffers for fragmentation"
+    )

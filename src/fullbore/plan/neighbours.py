@@ -16,7 +16,7 @@ from fullbore.plan.space import is_asked, make_spread
 from fullbore.plan.splits import even
 from fullbore.schedules import Family
 
-__all__ = ["Neighbour", "faster", "neighbours"]
+__all__ = ["Neighbour", "faster", "neighbours", "why"]
 
 Known = Mapping[tuple[Spread, str], Evaluated]
 
@@ -107,13 +107,13 @@ def _judged(
         more = (one.peak_bytes - winner.peak_bytes) / _GIB
         reason = f"as fast, {more:+.1f} GiB on the fullest rank"
         return Neighbour(change=change, reason=reason, evaluated=one, slower=slower)
-    reason = _why(slower, base, parts_of(evaluator, one.choice), winner.step_s)
+    reason = why(slower, base, parts_of(evaluator, one.choice), winner.step_s)
     if slower < 0 and not is_asked(evaluator.question, one.choice):
         reason += "; but other flags were asked for"
     return Neighbour(change=change, reason=reason, evaluated=one, slower=slower)
 
 
-def _why(slower: float, base: Parts, other: Parts, step_s: float) -> str:
+def why(slower: float, base: Parts, other: Parts, step_s: float) -> str:
     """By how much, and which parts of the step grew the most."""
     grown = sorted(
         ((getattr(other, f.name) - getattr(base, f.name)) / step_s, _NAMES[f.name])

@@ -1,0 +1,168 @@
+"""An explanation of Megatron's flags as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import fill
+
+from fullbore.cli.figures import percent, seconds
+from fullbore.cli.output import table
+from fullbore.cli.plan_tables import (
+    Cells,
+    allowance_text,
+    flags,
+    headline,
+    idle_cells,
+    memory_cells,
+    parts_cells,
+    totals,
+)
+from fullbore.cost.hardware import GIB
+from fullbore.plan.explain import Advice, Change, Edit, Explanation, Notes, Violation
+from fullbore.plan.findings import Findings
+from fullbore.plan.parts import Idle
+from fullbore.view.units import time_unit
+
+__all__ = ["bubble_shares", "legal_text", "report"]
+
+_WIDTH = 100
+_IDLE = {
+    "warmup_s": "warm-up",
+    "steady_s": "between",
+    "cooldown_s": "cool-down",
+    "imbalance_s": "imbalance",
+    "communication_s": "communication",
+}
+
+
+def report(made: Explanation) -> str:
+    """Everything, for a terminal."""
+    sections = [*_violations(made)]
+    if made.findings is not None and made.advice is not None:
+        sections += _figures(made.findings)
+        sections.append(_advice(made.advice, made.findings))
+    sections += _notes(made.notes)
+    if made.findings is not None:
+        sections.append(_conventions(made.findings))
+    return "\n\n".join(sections)
+
+
+def _violations(made: Explanation) -> Iterator[str]:
+    if made.findings is not None:
+        yield headline(made.findings.plan.question)
+    number = len(made.violations)
+    if not number:
+        yield "legal: Megatron-LM refuses none of these flags"
+        return
+    lines = [f"illegal: Megatron-LM refuses {number} of these combinations"]
+    for place, violation in enumerate(made.violations, start=1):
+        lines += _violation(place, violation)
+    if made.mend is None:
+        lines.append("no figures: nothing was found that mends all of it")
+    else:
+        lines.append(_filled("figures below are with ", made.mend.text))
+    yield "\n".join(lines)
+
+
+def _violation(place: int, violation: Violation) -> list[str]:
+    told = legal_text(violation.nearest) or "nothing was found by changing one flag"
+    return [
+        _filled(f"{place:>2}  ", violation.broken.message),
+        _filled("    legal: ", told),
+    ]
+
+
+def legal_text(edits: Sequence[Edit]) -> str:
+    """Single changes, the values of one flag together: `--x 4 or 8; no --y`."""
+    told: dict[str, str] = {}
+    for edit in edits:
+        name, words = edit.changes[0]
+        if name in told and len(edit.changes) == 1 and words:
+            told[name] += f" or {' '.join(words)}"
+        else:
+            told[name if words and name not in told else edit.text] = edit.text
+    return "; ".join(told.values())
+
+
+def _filled(title: str, text: str) -> str:
+    return fill(
+        text,
+        width=_WIDTH,
+        initial_indent=title,
+        subsequent_indent=" " * len(title),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _figures(findings: Findings) -> Iterator[str]:
+    told = [("flags", flags(findings.winner.choice)), *totals(findings)[1:]]
+    lines = [_filled(title.ljust(10), text) for title, text in told]
+    lines.append(_filled("bubble".ljust(10), _bubble(findings.idle)))
+    if not findings.winner.fits:
+        over = findings.winner.peak_bytes - findings.plan.question.limit_bytes
+        lines.append(
+            f"it does not fit: rank {findings.winner.worst_rank} needs {over / GIB:.1f} GiB more"
+        )
+    yield "\n".join(lines)
+    yield _titled("memory of each rank, GiB", memory_cells(findings))
+    unit = time_unit(findings.winner.step_s).symbol
+    yield _titled(f"idle time of each rank, {unit}", idle_cells(findings))
+    yield _titled("where the step goes", parts_cells(findings))
+
+
+def _titled(title: str, cells: Cells) -> str:
+    return f"{title}\n{table(*cells)}"
+
+
+def bubble_shares(idle: Idle) -> dict[str, float]:
+    """Idle time by its cause, as shares of all ranks' time in the pipeline."""
+    parts = {name: float(getattr(idle, name).sum()) for name in _IDLE}
+    whole = float(idle.busy_s.sum()) + sum(parts.values())
+    return {name: seconds / whole for name, seconds in parts.items()}
+
+
+def _bubble(idle: Idle) -> str:
+    shares = bubble_shares(idle)
+    told = ", ".join(f"{_IDLE[name]} {percent(share)}" for name, share in shares.items())
+    return f"{percent(sum(shares.values()))} of the ranks' time in the pipeline: {told}"
+
+
+def _advice(advice: Advice, findings: Findings) -> str:
+    title = "the one change that helps most"
+    if not findings.winner.fits:
+        title = "what makes it fit at the least cost"
+    counted = f"{advice.tried} legal changes evaluated, {advice.too_large} of them too large"
+    if advice.best is None:
+        least = "none makes it fit" if not findings.winner.fits else "none makes the step shorter"
+        return f"{title}\n{least} ({counted})"
+    told = [one for one in advice.changes if one.gain > 0 or not findings.winner.fits]
+    width = max(len(one.edit.text) for one in told)
+    lines = [_change(one, min(width, 72)) for one in told]
+    return "\n".join([title, lines[0], f"next ({counted})", *lines[1:]])
+
+
+def _change(one: Change, width: int) -> str:
+    memory = f"{one.evaluated.peak_bytes / GIB:.1f} GiB"
+    return (
+        f"  {one.edit.text.ljust(width)}  {seconds(one.evaluated.step_s)}, {memory}; {one.reason}"
+    )
+
+
+def _notes(notes: Notes) -> Iterator[str]:
+    for title, lines in (
+        ("ignored by Megatron-LM", notes.ignored),
+        ("assumed, or left out of the prediction", notes.unpriced),
+        (
+            "not known; perhaps another flag is meant",
+            [f"{name}: {meant}?" for name, meant in notes.unknown],
+        ),
+    ):
+        if lines:
+            yield "\n".join([title, *(_filled("  ", line) for line in lines)])
+    if notes.unread:
+        yield "\n".join(["not looked at", _filled("  ", " ".join(notes.unread))])
+
+
+def _conventions(findings: Findings) -> str:
+    return allowance_text(findings.plan.question)
