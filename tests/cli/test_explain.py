@@ -64,18 +64,18 @@ def gpt3(tmp_path):
 
 
 def test_the_public_gpt3_script(fullbore, gpt3):
-    ran = explained(fullbore, gpt3, "--json", cluster="a100:32x8")
+    ran = explained(fullbore, gpt3, "--json", cluster="a100:64x8")
     assert ran.status == 1, ran.err  # --train-iters and --rampup-batch-size
     made = ran.json
     (violation,) = made["violations"]
-    assert violation["message"].startswith("--train-iters and --rampup-batch-size exclude")
+    assert violation["message"].startswith("--rampup-batch-size and --train-iters exclude")
     assert [edit["text"] for edit in violation["nearest"]] == [
-        "no --train-iters",
         "no --rampup-batch-size",
+        "no --train-iters",
     ]
     plan = made["plan"]
     assert (plan["tensor_model_parallel_size"], plan["pipeline_model_parallel_size"]) == (8, 16)
-    assert (plan["data_parallel_size"], plan["num_microbatches"]) == (2, 768)
+    assert (plan["data_parallel_size"], plan["num_microbatches"]) == (4, 384)
     assert plan["schedule"] == "1f1b" and plan["stage_layers"] == [6] * 16
     assert len(made["total_bytes"]) == 16
     assert made["bubble_fraction"] == pytest.approx(sum(made["bubble_parts"].values()))

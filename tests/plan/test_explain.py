@@ -194,7 +194,7 @@ T = "--tensor-model-parallel-size"
         (["--fp16"], "--fp16 and --bf16 exclude each other", ["no --fp16", "no --bf16"]),
         (
             ["--train-iters 5 --rampup-batch-size 4 4 100"],
-            "--train-iters and --rampup-batch-size exclude each other",
+            "--rampup-batch-size and --train-iters exclude each other",
             ["no --train-iters", "no --rampup-batch-size"],
         ),
         (["no --micro-batch-size"], "--micro-batch-size is missing", ["--micro-batch-size 1"]),

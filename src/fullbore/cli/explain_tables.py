@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import fill
 
-from fullbore.cli.figures import percent, seconds
+from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import table
 from fullbore.cli.plan_tables import (
     Cells,
@@ -54,7 +54,7 @@ def _violations(made: Explanation) -> Iterator[str]:
     if not number:
         yield "legal: Megatron-LM refuses none of these flags"
         return
-    lines = [f"illegal: Megatron-LM refuses {number} of these combinations"]
+    lines = [f"illegal: Megatron-LM refuses these flags for {counted(number, 'reason')}"]
     for place, violation in enumerate(made.violations, start=1):
         lines += _violation(place, violation)
     if made.mend is None:
@@ -132,14 +132,14 @@ def _advice(advice: Advice, findings: Findings) -> str:
     title = "the one change that helps most"
     if not findings.winner.fits:
         title = "what makes it fit at the least cost"
-    counted = f"{advice.tried} legal changes evaluated, {advice.too_large} of them too large"
+    tried = f"{advice.tried} legal changes evaluated, {advice.too_large} of them too large"
     if advice.best is None:
         least = "none makes it fit" if not findings.winner.fits else "none makes the step shorter"
-        return f"{title}\n{least} ({counted})"
+        return f"{title}\n{least} ({tried})"
     told = [one for one in advice.changes if one.gain > 0 or not findings.winner.fits]
     width = max(len(one.edit.text) for one in told)
     lines = [_change(one, min(width, 72)) for one in told]
-    return "\n".join([title, lines[0], f"next ({counted})", *lines[1:]])
+    return "\n".join([title, lines[0], f"next ({tried})", *lines[1:]])
 
 
 def _change(one: Change, width: int) -> str:

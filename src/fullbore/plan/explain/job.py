@@ -104,6 +104,11 @@ class Job:
         return self.tensor * self.context * self.pipeline
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the cluster holds a whole number of replicas, so that D and M are known."""
+        return self.cluster.size % self.one_replica == 0
+
+    @property
     def data(self) -> int:
         """D; 1 where the cluster holds no whole replica."""
         return max(1, self.cluster.size // self.one_replica)

@@ -13,7 +13,7 @@ from fullbore.plan.explain.broken import Broken
 from fullbore.plan.explain.catalog import CHOICES, GONE, NUMBERS, OPTIONAL, SWITCHES
 from fullbore.plan.explain.edit import Edit, setting, without
 from fullbore.plan.explain.job import Job
-from fullbore.plan.explain.rules import violations
+from fullbore.plan.explain.rules import OF_REPLICAS, violations
 
 __all__ = ["Violation", "judged", "mended"]
 
@@ -44,6 +44,8 @@ _MODEL = frozenset(
         "untie_embeddings_and_output_weights",
     }
 )
+Key = tuple[object, ...]
+
 _MOST_MICROBATCH_SIZE = 16
 _MOST_MENDED = 12
 
@@ -59,7 +61,7 @@ class Violation:
 def judged(job: Job) -> tuple[Violation, ...]:
     """All that is wrong with a job's flags, each with what would do."""
     found = violations(job)
-    before = {broken.key for broken in found}
+    before = frozenset(broken.key for broken in found)
     return tuple(
         Violation(broken=broken, nearest=_nearest(job, broken, before)) for broken in found
     )
@@ -95,7 +97,7 @@ def _best(job: Job, edits: Iterable[Edit]) -> Edit | None:
     return best
 
 
-def _nearest(job: Job, broken: Broken, before: set[tuple[object, ...]]) -> tuple[Edit, ...]:
+def _nearest(job: Job, broken: Broken, before: frozenset[Key]) -> tuple[Edit, ...]:
     allowed = before - {broken.key}
     for model in (False, True):
         found: list[Edit] = []
@@ -107,16 +109,25 @@ def _nearest(job: Job, broken: Broken, before: set[tuple[object, ...]]) -> tuple
     return ()
 
 
-def _sound(job: Job, name: str, allowed: set[tuple[object, ...]]) -> Iterator[Edit]:
+def _sound(job: Job, name: str, allowed: frozenset[Key]) -> Iterator[Edit]:
     """Changes of one flag: of numbers the nearest smaller and larger one, and leaving it out."""
     now, sides = job.number(name), set()
     for edit in _of_flag(job, name):
         side = _side(edit.changes[-1][1], now) if name in NUMBERS else None
         if side is not None and side in sides:
             continue
-        if {found.key for found in violations(job.changed(edit))} <= allowed:
+        if all(found.key in allowed or _is_new(job, found) for found in _after(job, edit)):
             sides.add(side)
             yield edit
+
+
+def _after(job: Job, edit: Edit) -> tuple[Broken, ...]:
+    return violations(job.changed(edit))
+
+
+def _is_new(job: Job, broken: Broken) -> bool:
+    """Whether a rule could not be judged before, which is no fault of the change."""
+    return not job.is_whole and broken.rule in OF_REPLICAS
 
 
 def _side(words: tuple[str, ...] | None, now: int | None) -> str | None:

@@ -130,6 +130,12 @@ def _unpriced_states(job: Job) -> Iterator[str]:
             yield f"{flag(name)}: not priced; memory is less than predicted"
     if job.has("moe_expert_capacity_factor"):
         yield "--moe-expert-capacity-factor: tokens are taken to be spread evenly, none dropped"
+    groups = job.number("num_query_groups") if job.has("group_query_attention") else None
+    if groups is not None and job.tensor > groups:
+        yield (
+            f"--tensor-model-parallel-size {job.tensor} is more than --num-query-groups {groups}: "
+            "older releases of Megatron Core refuse that"
+        )
     node = job.cluster.device.gpus_per_node
     if job.tensor > node:
         yield (

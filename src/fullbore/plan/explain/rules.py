@@ -15,11 +15,14 @@ from fullbore.plan.explain.rules_of_flags import FLAG_RULES
 from fullbore.plan.explain.rules_of_ranks import RANK_RULES
 from fullbore.plan.explain.rules_of_stages import STAGE_RULES
 
-__all__ = ["RULES", "violations"]
+__all__ = ["OF_REPLICAS", "RULES", "violations"]
 
 Rule = Callable[[Job], Iterator[str]]
 
 RULES: tuple[Rule, ...] = (*FLAG_RULES, *RANK_RULES, *STAGE_RULES)
+
+# What cannot be said while the devices hold no whole number of replicas.
+OF_REPLICAS = ("_expert_ranks", "_batch", "_groups")
 
 # Flags that a rule's words leave out, and that could be changed instead.
 _ALSO: dict[str, tuple[str, ...]] = {

@@ -19,8 +19,8 @@ _TOGETHER: tuple[tuple[str, str, str], ...] = (
     ("swiglu", "squared_relu", "there is one activation"),
     ("train_iters", "train_samples", "training is counted in one of them"),
     (
-        "train_iters",
         "rampup_batch_size",
+        "train_iters",
         "a batch that grows is counted in --train-samples (releases since April 2026 have "
         "--step-batch-size-schedule instead)",
     ),

@@ -20,7 +20,7 @@ __all__ = ["RANK_RULES"]
 
 
 def _world(job: Job) -> Iterator[str]:
-    if job.cluster.size % job.one_replica:
+    if not job.is_whole:
         context = f" x --context-parallel-size {job.context}" if job.context > 1 else ""
         devices, one = job.cluster.size, job.one_replica
         yield (
@@ -66,7 +66,7 @@ def _experts(job: Job) -> Iterator[str]:
 
 
 def _expert_ranks(job: Job) -> Iterator[str]:
-    if job.cluster.size % job.one_replica or (job.expert == 1 and job.split.expert_tensor is None):
+    if not job.is_whole or (job.expert == 1 and job.split.expert_tensor is None):
         return
     try:
         Layout(
@@ -89,7 +89,7 @@ def _expert_ranks(job: Job) -> Iterator[str]:
 
 
 def _batch(job: Job) -> Iterator[str]:
-    if job.number("micro_batch_size") is None or job.cluster.size % job.one_replica:
+    if job.number("micro_batch_size") is None or not job.is_whole:
         return  # said by another rule
     if isinstance(job.microbatches, Refused):
         yield job.microbatches.message

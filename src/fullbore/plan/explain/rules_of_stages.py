@@ -92,8 +92,9 @@ def _said(job: Job) -> str:
 
 
 def _groups(job: Job) -> Iterator[str]:
-    if isinstance(job.schedule, Refused) and job.pipeline > 1:
-        yield job.schedule.message
+    if job.is_whole and job.pipeline > 1 and isinstance(job.schedule, Refused):
+        # Megatron-LM has no flag that names a schedule.
+        yield job.schedule.message.partition(", or choose --schedule")[0]
 
 
 def _offload(job: Job) -> Iterator[str]:
