@@ -218,6 +218,26 @@ T = "--tensor-model-parallel-size"
             ["--expert-model-parallel-size 4", f"{P} 1"],
         ),
         (
+            ["--fp8-format hybrid --fp8-param-gather", "no --use-distributed-optimizer"],
+            "--fp8-param-gather needs --use-distributed-optimizer or",
+            ["no --fp8-param-gather", "--use-distributed-optimizer"],
+        ),
+        (
+            ["--cpu-offloading-num-layers 4 --recompute-activations"],
+            f"--cpu-offloading-num-layers with {P} 2",
+            ["no --cpu-offloading-num-layers", f"{P} 1"],
+        ),
+        (
+            ["--distribute-saved-activations"],
+            "--distribute-saved-activations needs --recompute-granularity full",
+            ["no --distribute-saved-activations"],
+        ),
+        (
+            ["--use-torch-fsdp2", f"{P} 1", f"{T} 1"],
+            "--use-torch-fsdp2 and --use-distributed-optimizer exclude each other",
+            ["no --use-torch-fsdp2", "no --use-distributed-optimizer"],
+        ),
+        (
             ["--expert-model-parallel-size 2"],
             "has no experts",
             ["--expert-model-parallel-size 1", "no --expert-model-parallel-size"],
@@ -230,6 +250,20 @@ def test_what_megatron_refuses_is_told_with_the_nearest_legal_values(changes, sa
     message = next((message for message in found if said in message), None)
     assert message is not None, found
     assert [text for text in legal if text not in found[message]] == [], found[message]
+
+
+def test_a_device_without_the_precision_is_a_violation():
+    found = wrong("--fp8-format hybrid", cluster="a100:1x8")
+    (message,) = found
+    assert message.startswith("--fp8-format: NVIDIA A100") and "has no fp8 peak" in message
+    assert found[message] == ["no --fp8-format"]
+
+
+def test_a_stage_without_layers_has_nothing():
+    flags = ("--pipeline-model-parallel-layout 'Ettttttt|ttttt||L'", f"{T} 1")
+    one = explain(job(*flags).flags, Cluster.parse("h100:1x8"))
+    load = one.findings.plan.evaluator.load(one.findings.winner.choice)
+    assert load.sums.seconds[:, 2].tolist() == [0, 0, 0, 0] and load.sums.seconds[0, 3] > 0
 
 
 def test_all_violations_are_told_at_once():

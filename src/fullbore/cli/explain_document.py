@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fullbore.cli import plan_document
 from fullbore.cli.explain_tables import bubble_shares
-from fullbore.plan.explain import Change, Edit, Explanation, Violation
+from fullbore.plan.explain import Beyond, Change, Edit, Explanation, Violation
 
 __all__ = ["document"]
 
@@ -33,6 +33,7 @@ def document(made: Explanation) -> dict[str, object]:
         "changes": [] if advice is None else [_change(one) for one in advice.changes],
         "changes_tried": 0 if advice is None else advice.tried,
         "changes_too_large": 0 if advice is None else advice.too_large,
+        "beyond": None if made.beyond is None else _beyond(made.beyond),
         "ignored": list(notes.ignored),
         "assumed": list(notes.unpriced),
         "unknown": [{"flag": name, "perhaps": meant} for name, meant in notes.unknown],
@@ -68,6 +69,19 @@ def _edit(edit: Edit) -> dict[str, object]:
     return {
         "text": edit.text,
         "flags": {name: None if words is None else list(words) for name, words in edit.changes},
+    }
+
+
+def _beyond(one: Beyond) -> dict[str, object]:
+    choice = one.evaluated.choice
+    return {
+        "schedule": choice.schedule,
+        "virtual_stages": choice.virtual_stages,
+        "stage_layers": list(choice.layers or ()),
+        "step_s": one.evaluated.step_s,
+        "peak_bytes": one.evaluated.peak_bytes,
+        "gain": one.gain,
+        "reason": one.reason,
     }
 
 

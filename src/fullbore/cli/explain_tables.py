@@ -13,12 +13,13 @@ from fullbore.cli.plan_tables import (
     flags,
     headline,
     idle_cells,
+    layers_text,
     memory_cells,
     parts_cells,
     totals,
 )
 from fullbore.cost.hardware import GIB
-from fullbore.plan.explain import Advice, Change, Edit, Explanation, Notes, Violation
+from fullbore.plan.explain import Advice, Beyond, Change, Edit, Explanation, Notes, Violation
 from fullbore.plan.findings import Findings
 from fullbore.plan.parts import Idle
 from fullbore.view.units import time_unit
@@ -41,6 +42,8 @@ def report(made: Explanation) -> str:
     if made.findings is not None and made.advice is not None:
         sections += _figures(made.findings)
         sections.append(_advice(made.advice, made.findings))
+        if made.beyond is not None:
+            sections.append(_beyond(made.beyond))
     sections += _notes(made.notes)
     if made.findings is not None:
         sections.append(_conventions(made.findings))
@@ -146,6 +149,18 @@ def _change(one: Change, width: int) -> str:
     memory = f"{one.evaluated.peak_bytes / GIB:.1f} GiB"
     return (
         f"  {one.edit.text.ljust(width)}  {seconds(one.evaluated.step_s)}, {memory}; {one.reason}"
+    )
+
+
+def _beyond(one: Beyond) -> str:
+    choice, memory = one.evaluated.choice, f"{one.evaluated.peak_bytes / GIB:.1f} GiB"
+    v = f" with {choice.virtual_stages} stages a rank" if choice.virtual_stages > 1 else ""
+    return "\n".join(
+        [
+            "a schedule that Megatron-LM does not have, and Fullbore's engine does",
+            f"  {choice.schedule}{v}, layers {layers_text(choice.layers)}: "
+            f"{seconds(one.evaluated.step_s)}, {memory}; {one.reason}",
+        ]
     )
 
 

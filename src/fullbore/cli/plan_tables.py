@@ -8,6 +8,7 @@ from textwrap import fill
 from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import table
 from fullbore.cost.hardware import GIB
+from fullbore.cost.model.shape import Experts
 from fullbore.plan import Choice, Question
 from fullbore.plan.choice import recompute_name
 from fullbore.plan.findings import Findings
@@ -275,8 +276,17 @@ def conventions(findings: Findings) -> list[str]:
     return [
         f"{plan.candidates:,} candidates, {plan.simulated:,} simulations; {plan.too_large:,} do "
         f"not fit; {plan.pruned:,} were left out because of a lower bound on their step",
+        *_whole_experts(plan.question),
         allowance_text(plan.question),
     ]
+
+
+def _whole_experts(question: Question) -> list[str]:
+    """What is not searched unless it is asked for, where it may well help."""
+    mixed = any(isinstance(layer.mlp, Experts) for layer in question.shape.layers)
+    if not mixed or question.fixed.expert != (1,):
+        return []
+    return ["experts are spread over ranks only where --expert-model-parallel-size is given"]
 
 
 def allowance_text(question: Question) -> str:

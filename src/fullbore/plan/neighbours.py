@@ -16,7 +16,7 @@ from fullbore.plan.space import is_asked, make_spread
 from fullbore.plan.splits import even
 from fullbore.schedules import Family
 
-__all__ = ["Neighbour", "faster", "neighbours", "why"]
+__all__ = ["Neighbour", "faster", "neighbours", "of_family", "why"]
 
 Known = Mapping[tuple[Spread, str], Evaluated]
 
@@ -195,7 +195,7 @@ def _other_schedules(choice: Choice, known: Known) -> Iterator[tuple[str, Choice
         if family.name == choice.schedule:
             continue
         best = known.get((choice.spread, family.name))
-        made = _of_family(choice, family) if best is None else best.choice
+        made = of_family(choice, family) if best is None else best.choice
         told = [family.name]
         if made.virtual_stages != choice.virtual_stages:
             told.append(f"v={made.virtual_stages}")
@@ -204,7 +204,8 @@ def _other_schedules(choice: Choice, known: Known) -> Iterator[tuple[str, Choice
         yield ", ".join(told), made
 
 
-def _of_family(choice: Choice, family: Family) -> Choice:
+def of_family(choice: Choice, family: Family) -> Choice:
+    """The choice under another schedule, at about its v, its layers split by cost."""
     v = family.default_virtual_stages
     if family.takes_virtual_stages:
         v = max(2, choice.virtual_stages)

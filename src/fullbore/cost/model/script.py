@@ -69,7 +69,7 @@ def flags_of(text: str) -> Flags:
     for word in _words(_ARRAY.sub(" ", _substituted(joined, values))):
         if word.startswith("--") and len(word) > 2:
             key, _, value = word[2:].rstrip(");").partition("=")
-            name = key.replace("-", "_")
+            name = key.strip("\"'").replace("-", "_")  # a quote may be left of an odd number
             flags[name] = (value,) if value else ()
         elif name is not None and _is_value(word):
             flags[name] = (*flags[name], word)

@@ -21,9 +21,9 @@ from fullbore.plan.neighbours import why
 from fullbore.plan.parts import parts_of
 from fullbore.plan.question import Question
 
-__all__ = ["Advice", "Change", "Desk", "advised"]
+__all__ = ["NOTABLE", "Advice", "Change", "Desk", "advised"]
 
-_NOTABLE = 0.001  # of the step: a smaller gain is not worth a change
+NOTABLE = 0.001  # of the step: a smaller gain is not worth a change
 _MOST_PAIRS = 120
 
 
@@ -103,7 +103,7 @@ def advised(
         tried, too_large = tried + len(made), too_large + len(made) - len(fitting)
     ranked = sorted(fitting, key=lambda one: one.evaluated.order)[:top]
     changes = tuple(_reasoned(desk, job, now, one) for one in ranked)
-    is_worth = bool(changes) and (not now.fits or changes[0].gain > _NOTABLE)
+    is_worth = bool(changes) and (not now.fits or changes[0].gain > NOTABLE)
     return Advice(
         changes=changes, best=changes[0] if is_worth else None, tried=tried, too_large=too_large
     )

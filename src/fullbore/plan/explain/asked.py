@@ -7,7 +7,6 @@ from typing import Literal, cast
 
 from fullbore.cost.hardware import Overlap
 from fullbore.cost.model import Kernels, Precision, Recompute
-from fullbore.errors import ConfigError
 from fullbore.plan.choice import NONE, Choice, Spread
 from fullbore.plan.explain.job import Job, Refused
 from fullbore.plan.question import Fixed, Question
@@ -60,14 +59,9 @@ def precision_of(job: Job) -> Precision:
 
 
 def choice_of(job: Job) -> Choice:
-    """What the flags choose. Raises ConfigError for a stage without a layer within the pipeline."""
+    """What the flags of a legal job choose."""
     layers, pipeline = job.stage_layers, job.schedule
     assert isinstance(layers, tuple) and pipeline is not None and not isinstance(pipeline, Refused)
-    if 0 in layers[1:-1]:
-        raise ConfigError(
-            "--pipeline-model-parallel-layout leaves a stage without a layer between others, which "
-            "cannot be priced yet"
-        )
     spread = Spread(
         pipeline=job.pipeline,
         tensor=job.tensor,

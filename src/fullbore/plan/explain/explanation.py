@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fullbore.cost.hardware import Cluster
 from fullbore.plan.evaluate import Evaluated, Evaluator
 from fullbore.plan.explain.advice import Advice, Desk, advised
+from fullbore.plan.explain.beyond import Beyond, beyond_of
 from fullbore.plan.explain.edit import Edit
 from fullbore.plan.explain.job import Job
 from fullbore.plan.explain.nearest import Violation, judged, mended
@@ -24,6 +25,7 @@ __all__ = ["Explanation", "explain"]
 class Explanation:
     """mend: the changes with which figures are given where flags are illegal, empty where they are
     legal, None where none was found. findings, advice: None then too. job: with the changes made.
+    beyond: the best schedule that Megatron-LM does not have, where it is faster.
     """
 
     job: Job
@@ -31,6 +33,7 @@ class Explanation:
     mend: Edit | None
     findings: Findings | None
     advice: Advice | None
+    beyond: Beyond | None
     notes: Notes
 
     @property
@@ -59,7 +62,13 @@ def explain(
     mend = mended(asked)
     if mend is None:
         return Explanation(
-            job=asked, violations=found, mend=None, findings=None, advice=None, notes=notes
+            job=asked,
+            violations=found,
+            mend=None,
+            findings=None,
+            advice=None,
+            beyond=None,
+            notes=notes,
         )
     job = asked.changed(mend)
     desk = Desk(memory_limit_bytes)
@@ -67,7 +76,13 @@ def explain(
     findings = _findings(desk.of(job), now)
     advice = advised(desk, job, now, top=top, report=report)
     return Explanation(
-        job=job, violations=found, mend=mend, findings=findings, advice=advice, notes=notes
+        job=job,
+        violations=found,
+        mend=mend,
+        findings=findings,
+        advice=advice,
+        beyond=beyond_of(desk, job, now),
+        notes=notes,
     )
 
 
