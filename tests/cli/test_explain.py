@@ -120,6 +120,8 @@ def test_an_explanation_in_words(fullbore):
     for part in (
         "megatron (8 layers, hidden 1024) on h100:1x8",
         "legal: Megatron-LM refuses none of these flags",
+        "ranks     TP 2 x PP 2 x DP 2; sequence parallel; distributed optimizer",
+        "schedule  1f1b, microbatches of 1; recompute none",
         "GiB of 80 GiB on rank",
         "of the ranks' time in the pipeline: warm-up",
         "memory of each rank, GiB",

@@ -349,6 +349,14 @@ def test_flags_choose_what_megatron_would_run():
     assert choice_of(block).recompute.layers == 2
 
 
+def test_embedding_and_loss_may_stand_alone():
+    ends = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    alone = job(ends, f"{P} 2", "--num-virtual-stages-per-pipeline-rank 7")
+    assert choice_of(alone).layers == (0, *[1] * 12, 0)
+    made = explain(alone.flags, alone.cluster, top=1)
+    assert made.runs and made.findings.winner.step_s > 0
+
+
 def test_the_optimizers_types_count():
     kept = precision_of(job())
     assert (kept.gradient, kept.main_weight, kept.moments) == (4, 4, 8)

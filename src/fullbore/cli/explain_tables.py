@@ -10,7 +10,6 @@ from fullbore.cli.output import table
 from fullbore.cli.plan_tables import (
     Cells,
     allowance_text,
-    flags,
     headline,
     idle_cells,
     layers_text,
@@ -19,6 +18,7 @@ from fullbore.cli.plan_tables import (
     totals,
 )
 from fullbore.cost.hardware import GIB
+from fullbore.plan.choice import Choice, recompute_name
 from fullbore.plan.explain import Advice, Beyond, Change, Edit, Explanation, Notes, Violation
 from fullbore.plan.findings import Findings
 from fullbore.plan.parts import Idle
@@ -99,7 +99,8 @@ def _filled(title: str, text: str) -> str:
 
 
 def _figures(findings: Findings) -> Iterator[str]:
-    told = [("flags", flags(findings.winner.choice)), *totals(findings)[1:]]
+    choice = findings.winner.choice
+    told = [("ranks", _ranks(choice)), ("schedule", _schedule(choice)), *totals(findings)[1:]]
     lines = [_filled(title.ljust(10), text) for title, text in told]
     lines.append(_filled("bubble".ljust(10), _bubble(findings.idle)))
     if not findings.winner.fits:
@@ -114,6 +115,29 @@ def _figures(findings: Findings) -> Iterator[str]:
     yield _titled("where the step goes", parts_cells(findings))
 
 
+def _ranks(choice: Choice) -> str:
+    spread = choice.spread
+    sizes = {"TP": spread.tensor, "CP": spread.context, "PP": spread.pipeline, "DP": spread.data}
+    told = [
+        " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
+    ]
+    if spread.expert > 1:
+        told.append(f"EP {spread.expert}, an expert on {spread.split.width_of_experts}")
+    if spread.sequence_parallel:
+        told.append("sequence parallel")
+    if spread.distributed:
+        told.append("distributed optimizer")
+    return "; ".join(told)
+
+
+def _schedule(choice: Choice) -> str:
+    told = [choice.schedule]
+    if choice.virtual_stages > 1:
+        told.append(f"{choice.virtual_stages} stages a rank in groups of {choice.group}")
+    told.append(f"microbatches of {choice.spread.microbatch_size}")
+    return f"{', '.join(told)}; recompute {recompute_name(choice.recompute)}"
+
+
 def _titled(title: str, cells: Cells) -> str:
     return f"{title}\n{table(*cells)}"
 
@@ -122,7 +146,7 @@ def bubble_shares(idle: Idle) -> dict[str, float]:
     """Idle time by its cause, as shares of all ranks' time in the pipeline."""
     parts = {name: float(getattr(idle, name).sum()) for name in _IDLE}
     whole = float(idle.busy_s.sum()) + sum(parts.values())
-    return {name: seconds / whole for name, seconds in parts.items()}
+    return {name: round(idle_s / whole, 12) + 0.0 for name, idle_s in parts.items()}  # no -0.0
 
 
 def _bubble(idle: Idle) -> str:

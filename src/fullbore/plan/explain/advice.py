@@ -111,13 +111,21 @@ def advised(
 
 def _singles(desk: Desk, job: Job) -> list[Edit]:
     """All single changes that are legal."""
-    found = [edit for edit in moves(job) if _is_legal(job, edit)]
-    balanced = desk.of(job).with_layers(replace(choice_of(job), layers=None)).layers
-    if balanced is not None and job.pipeline > 1:
-        edit = by_cost(job, balanced)
-        if edit is not None and _is_legal(job, edit):
-            found.append(edit)
-    return list({edit.text: edit for edit in found}.values())
+    edits = (*moves(job), *_balanced(desk, job))
+    return list({edit.text: edit for edit in edits if _is_legal(job, edit)}.values())
+
+
+def _balanced(desk: Desk, job: Job) -> Iterator[Edit]:
+    """Layers cut by cost, where there are as many as stages."""
+    if job.pipeline == 1:
+        return
+    try:
+        layers = desk.of(job).with_layers(replace(choice_of(job), layers=None)).layers
+    except ConfigError:
+        return
+    edit = by_cost(job, layers or ())
+    if edit is not None:
+        yield edit
 
 
 def _is_legal(job: Job, edit: Edit) -> bool:

@@ -103,6 +103,7 @@ SWITCHES = frozenset(
         "overlap_param_gather",
         "overlap_param_gather_with_optimizer_step",
         "no_overlap_p2p_communication",
+        "overlap_p2p_communication",
         "overlap_p2p_communication_warmup_flush",
         "tp_comm_overlap",
         "grad_reduce_in_bf16",

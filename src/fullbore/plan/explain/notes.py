@@ -82,6 +82,7 @@ def _ignored_stages(job: Job) -> Iterator[str]:
             "a rank has one stage and nothing interleaves",
         ),
         ("no_overlap_p2p_communication", "plain 1F1B overlaps no messages anyway"),
+        ("overlap_p2p_communication", "plain 1F1B overlaps no messages"),
     ):
         if job.has(name):
             yield f"{flag(name)}: {why}"
