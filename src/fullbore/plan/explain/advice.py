@@ -44,13 +44,14 @@ class Change:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """changes: those that fit, fastest first; pairs where no single one fits. best: the first, if
-    it is worth it. tried, too_large: how many were evaluated, and did not fit.
+    it is worth it. tried: how many were evaluated. too_large: those that do not fit, the smallest
+    first.
     """
 
     changes: tuple[Change, ...]
     best: Change | None
     tried: int
-    too_large: int
+    too_large: tuple[Change, ...]
 
 
 class Desk:
@@ -94,19 +95,26 @@ def advised(
     """
     singles = _singles(desk, job)
     made = _evaluated(desk, job, now, singles, report)
-    fitting = [one for one in made if one.evaluated.fits]
-    tried, too_large = len(made), len(made) - len(fitting)
-    if not fitting and not now.fits:
-        pairs = _pairs(made, now)
-        made = _evaluated(desk, job, now, pairs, report)
-        fitting = [one for one in made if one.evaluated.fits]
-        tried, too_large = tried + len(made), too_large + len(made) - len(fitting)
-    ranked = sorted(fitting, key=lambda one: one.evaluated.order)[:top]
-    changes = tuple(_reasoned(desk, job, now, one) for one in ranked)
+    if not now.fits and not any(one.evaluated.fits for one in made):
+        made += _evaluated(desk, job, now, _pairs(made, now), report)
+    fitting = sorted((one for one in made if one.evaluated.fits), key=_by_time)[:top]
+    large = sorted((one for one in made if not one.evaluated.fits), key=_by_memory)
+    changes = tuple(_reasoned(desk, job, now, one) for one in fitting)
     is_worth = bool(changes) and (not now.fits or changes[0].gain > NOTABLE)
     return Advice(
-        changes=changes, best=changes[0] if is_worth else None, tried=tried, too_large=too_large
+        changes=changes,
+        best=changes[0] if is_worth else None,
+        tried=len(made),
+        too_large=tuple(large),
     )
+
+
+def _by_time(one: Change) -> tuple[float, float]:
+    return one.evaluated.order
+
+
+def _by_memory(one: Change) -> float:
+    return one.evaluated.peak_bytes
 
 
 def _singles(desk: Desk, job: Job) -> list[Edit]:

@@ -129,6 +129,11 @@ def _unpriced_states(job: Job) -> Iterator[str]:
     for name in ("use_torch_fsdp2", "cpu_offloading_num_layers", "optimizer_cpu_offload"):
         if job.has(name):
             yield f"{flag(name)}: not priced; memory is less than predicted"
+    if job.expert > 1 and job.word("moe_token_dispatcher_type") in (None, "allgather"):
+        yield (
+            "--moe-token-dispatcher-type allgather, which Megatron-LM takes if not told otherwise: "
+            "priced as alltoall"
+        )
     if job.has("moe_expert_capacity_factor"):
         yield "--moe-expert-capacity-factor: tokens are taken to be spread evenly, none dropped"
     groups = job.number("num_query_groups") if job.has("group_query_attention") else None
