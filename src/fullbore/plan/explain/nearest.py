@@ -70,21 +70,40 @@ def judged(job: Job) -> tuple[Violation, ...]:
 def mended(job: Job) -> Edit | None:
     """Changes after which nothing is wrong; None where trying one after another finds none.
 
-    Each is the one among the nearest of all violations that leaves the fewest.
+    Each is the one among the nearest of all violations that leaves the fewest; where none leaves
+    fewer, another value of a flag that is named, or several flags left out at once.
     """
     made = Edit(changes=())
     for _ in range(_MOST_MENDED):
-        found = judged(job.changed(made))
+        now = job.changed(made)
+        found = judged(now)
         if not found:
             return made
-        near = [edit for violation in found for edit in violation.nearest]
-        better = _best(job.changed(made), near) or _best(
-            job.changed(made), [edit for one in found for edit in _all(job, one.broken)]
+        better = (
+            _best(now, (edit for violation in found for edit in violation.nearest))
+            or _best(now, (edit for violation in found for edit in _all(now, violation.broken)))
+            or _best(now, _left_out(now, found))
         )
         if better is None:
             return None
         made = made + better
     return None
+
+
+def _left_out(job: Job, found: Iterable[Violation]) -> Iterator[Edit]:
+    """All flags of a violation that may be left out; then those of all violations."""
+    every: tuple[str, ...] = ()
+    for violation in found:
+        names = tuple(name for name in violation.broken.flags if _may_go(job, name))
+        every += names
+        yield without(*names)
+    yield without(*dict.fromkeys(every))
+
+
+def _may_go(job: Job, name: str) -> bool:
+    """Whether a flag is there, and the job one without it."""
+    is_needed = name in _MODEL or (name in NUMBERS and name not in OPTIONAL)
+    return name in job.flags and not is_needed
 
 
 def _best(job: Job, edits: Iterable[Edit]) -> Edit | None:
