@@ -111,6 +111,13 @@ def test_a_shell_script_is_understood(tmp_path):
     assert shape.layers[0].attention.window == 129
 
 
+def test_what_the_shell_does_with_the_output_is_no_value():
+    flags = flags_of("torchrun x.py --num-layers 12 --bf16 2>&1 | tee log.txt && echo done")
+    assert flags == {"num_layers": ("12",), "bf16": ()}
+    assert flags_of("--lr 1 >> log.txt")["lr"] == ("1",)
+    assert flags_of("--layout 'Et|tL' &> log")["layout"] == ("Et|tL",)
+
+
 def test_a_yaml_file_is_understood(tmp_path):
     pytest.importorskip("yaml")
     file = tmp_path / "flags.yaml"

@@ -29,6 +29,7 @@ _USE = re.compile(
 )
 _ARRAY = re.compile(r"\b[A-Za-z_]\w*\+?=\((?!\()")
 _NEGATIVE = re.compile(r"-\d")
+_OPERATOR = re.compile(r"\|\|?|&&?|;|\d*[<>].*|&>.*")  # of the shell: 2>&1 | tee log
 
 
 def read_flags(source: str) -> Flags:
@@ -81,8 +82,8 @@ def flags_of(text: str) -> Flags:
 
 
 def _is_value(word: str) -> bool:
-    """Whether a word can belong to the flag before it; the program to run does not."""
-    if word.endswith(".py"):
+    """Whether a word can belong to the flag before it; programs and pipes do not."""
+    if word.endswith(".py") or _OPERATOR.fullmatch(word):
         return False
     return not word.startswith("-") or _NEGATIVE.match(word) is not None
 

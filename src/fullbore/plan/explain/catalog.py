@@ -121,7 +121,6 @@ SWITCHES = frozenset(
     }
 )
 
-_DTYPES = ("fp32", "bf16", "fp16")
 _MOMENTS = ("fp32", "bf16", "fp16", "fp8")
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -140,8 +139,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "optim_grads",
         "optim_grads_params",
     ),
-    "main_grads_dtype": _DTYPES[:2],
-    "main_params_dtype": _DTYPES,
+    "main_grads_dtype": ("fp32", "bf16"),
+    "main_params_dtype": ("fp32", "fp16"),
     "exp_avg_dtype": _MOMENTS,
     "exp_avg_sq_dtype": _MOMENTS,
 }
