@@ -1,5 +1,10 @@
 """Plans as launch files: one module for each that takes them."""
 
-from fullbore.plan.emit.megatron import MEGATRON_SCHEDULES, megatron_arguments, megatron_script
+from fullbore.plan.emit.megatron import (
+    MEGATRON_SCHEDULES,
+    layout,
+    megatron_arguments,
+    megatron_script,
+)
 
-__all__ = ["MEGATRON_SCHEDULES", "megatron_arguments", "megatron_script"]
+__all__ = ["MEGATRON_SCHEDULES", "layout", "megatron_arguments", "megatron_script"]
