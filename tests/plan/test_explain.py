@@ -252,6 +252,14 @@ def test_what_megatron_refuses_is_told_with_the_nearest_legal_values(changes, sa
     assert [text for text in legal if text not in found[message]] == [], found[message]
 
 
+def test_a_missing_vocabulary_hides_nothing_else():
+    found = wrong("no --vocab-size", "no --max-position-embeddings", "--num-attention-heads 17")
+    for said in ("--vocab-size is", "--num-attention-heads 17", "--max-position-embeddings is"):
+        assert any(said in message for message in found), found
+    (legal,) = (made for message, made in found.items() if "--vocab-size is" in message)
+    assert legal == ["--vocab-size 50257"]
+
+
 def test_a_device_without_the_precision_is_a_violation():
     found = wrong("--fp8-format hybrid", cluster="a100:1x8")
     (message,) = found

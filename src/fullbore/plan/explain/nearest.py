@@ -208,6 +208,8 @@ def _values(job: Job, name: str) -> Iterable[int]:
             return (job.size("seq_length"),)
         case "recompute_num_layers":
             return (1,)
+        case "vocab_size":
+            return (50257,)  # GPT-2's, Megatron-LM's own default, for want of the user's
         case "num_experts":
             return _around(job.size(name), job.expert, steps=2)
         case "moe_router_topk":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fullbore.plan.explain.catalog import CHOICES, GONE, NUMBERS, SWITCHES, flag
+from fullbore.plan.explain.edit import setting
 from fullbore.plan.explain.job import Job, Refused
 
 __all__ = ["FLAG_RULES"]
@@ -126,8 +127,13 @@ def _missing(job: Job) -> Iterator[str]:
 
 
 def _model(job: Job) -> Iterator[str]:
-    if isinstance(job.shape, Refused) and not list(_numbers(job)):
-        yield job.shape.message
+    if list(_numbers(job)):
+        return
+    if "max_position_embeddings" not in job.flags:  # `_positions` says so
+        job = job.changed(setting("max_position_embeddings", job.size("seq_length")))
+    named = job.changed(setting("vocab_size", 1)) if "vocab_size" not in job.flags else job
+    told = [tried.shape.message for tried in (job, named) if isinstance(tried.shape, Refused)]
+    yield from dict.fromkeys(told)  # a missing vocabulary hides nothing else
 
 
 def _positions(job: Job) -> Iterator[str]:
