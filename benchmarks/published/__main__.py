@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fit import FITTED, refit
 from jobs import Job, jobs
-from predict import bubble, predict
+from predict import activations_gb, bubble, predict
 
 from fullbore.cli.figures import counted
 from fullbore.cli.output import table
@@ -70,8 +70,8 @@ def _memory(found: Sequence[Job]) -> bool:
     lines = []
     for job in found:
         if job.measured.memory_gb is not None:
-            made = predict(job)
-            held = made.activations_gb if job.measured.activations_only else made.memory_gb
+            alone = job.measured.activations_only
+            held = activations_gb(job) if alone else predict(job).memory_gb
             lines.append(Line(job=job, predicted=held, published=job.measured.memory_gb))
     print("Memory of the fullest rank, GB of 1e9 bytes (PipeOffload: activations alone)\n")
     return _told(lines, ".1f", mean_goal=MEMORY_GOAL, worst_goal=MEMORY_GOAL)
