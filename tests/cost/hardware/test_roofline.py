@@ -199,6 +199,17 @@ def test_eight_bits_are_faster_but_for_casts():
         assert (seconds[0] < seconds[1]) is faster
 
 
+def test_what_is_wide_takes_in_8_bits_what_it_takes_in_16():
+    wide = Product(name="head", rows=4096, inner=4096, columns=32768, wide=True)
+    piece = Piece(kind="head", index=0, products=(wide,))
+    layout = Layout(cluster=Cluster.parse("h100:8"))
+    narrow, usual = (
+        Roofline(layout=layout, precision=Precision.named(name)).priced(piece)
+        for name in ("fp8", "bf16")
+    )
+    assert narrow == usual
+
+
 def test_a_device_without_the_precision_is_an_error():
     layout = Layout(cluster=Cluster.parse("a100:8"))
     with pytest.raises(ConfigError, match="has no fp8 peak"):
