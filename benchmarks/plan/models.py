@@ -3,7 +3,8 @@
 python benchmarks/plan/models.py [NAME ...]
 
 Every line is one run of the command as a user would type it (`--verbose` prints it), alone in its
-own process; its time is that of the whole command, Python's start included. Experts are spread and
+own process; its time is that of the whole command, Python's start included, and CPU what it had of
+a core, which is the time on a machine with nothing else to do. Experts are spread and
 sizes that would make the question a search of days are fixed as the command says; everything else
 is chosen. bubble: of the schedule alone, idle / total; memory: of the fullest rank, allowance
 included; MFU: the causal half of attention counted.
@@ -87,10 +88,17 @@ def main() -> None:
     for run in chosen:
         if args.verbose:
             print("fullbore plan", *run.arguments, file=sys.stderr)
-        begin_s = time.perf_counter()
+        begin_s, begin_cpu_s = time.perf_counter(), children_s()
         found = planned(run)
-        rows.append(line(run, found, spent_s=time.perf_counter() - begin_s))
+        spent_s, cpu_s = time.perf_counter() - begin_s, children_s() - begin_cpu_s
+        rows.append(line(run, found, spent_s=spent_s, cpu_s=cpu_s))
     print(table(COLUMNS, rows))
+
+
+def children_s() -> float:
+    """CPU seconds of all commands that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def arguments() -> argparse.Namespace:
@@ -119,12 +127,25 @@ def planned(run: Run) -> dict[str, Any]:
 
 
 COLUMNS = (
-    *("model", "cluster", "GBS", "seq", "candidates", "simulated", "time", "P", "v", "TP", "DP"),
+    *(
+        "model",
+        "cluster",
+        "GBS",
+        "seq",
+        "candidates",
+        "simulated",
+        "time",
+        "CPU",
+        "P",
+        "v",
+        "TP",
+        "DP",
+    ),
     *("EP", "MBS", "schedule", "recompute", "bubble", "memory", "MFU", "step"),
 )
 
 
-def line(run: Run, found: dict[str, Any], *, spent_s: float) -> list[str]:
+def line(run: Run, found: dict[str, Any], *, spent_s: float, cpu_s: float) -> list[str]:
     """The winner in one row."""
     best, parts = found["plans"][0], found["step_parts"]
     busy_s = sum(parts[name] for name in ("compute_s", "recompute_s", "exposed_s"))
@@ -136,6 +157,7 @@ def line(run: Run, found: dict[str, Any], *, spent_s: float) -> list[str]:
         f"{found['candidates']:,}",
         f"{found['simulations']:,}",
         f"{spent_s:.1f} s",
+        f"{cpu_s:.1f} s",
         str(best["pipeline_model_parallel_size"]),
         str(best["virtual_stages"]),
         str(best["tensor_model_parallel_size"]),
