@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from planning import ask
 
+from fullbore.cost.hardware import Overlap
 from fullbore.cost.model import Recompute
 from fullbore.cost.model.script import read_flags
 from fullbore.errors import ConfigError
@@ -41,6 +42,15 @@ def test_equal_stages_need_no_layout():
     told = megatron_arguments(question, choice)
     assert "--num-virtual-stages-per-pipeline-rank 2" in told
     assert not any("layout" in line for line in told)
+
+
+def test_experts_beside_another_microbatch_are_told():
+    question, choice = chosen()
+    question = replace(question, overlap=Overlap(expert=True))
+    flag = "--overlap-moe-expert-parallel-comm"
+    assert flag not in " ".join(megatron_arguments(question, choice))
+    spread = replace(choice.spread, expert=2)
+    assert flag in " ".join(megatron_arguments(question, replace(choice, spread=spread)))
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,23 @@ T = "--tensor-model-parallel-size"
             ["no --use-torch-fsdp2", "no --use-distributed-optimizer"],
         ),
         (
+            [EXPERTS, "--overlap-moe-expert-parallel-comm"],
+            "--overlap-moe-expert-parallel-comm needs --moe-token-dispatcher-type alltoall or flex",
+            ["--moe-token-dispatcher-type alltoall", "no --overlap-moe-expert-parallel-comm"],
+        ),
+        (
+            [
+                EXPERTS,
+                "--overlap-moe-expert-parallel-comm --moe-token-dispatcher-type alltoall",
+            ],
+            f"--overlap-moe-expert-parallel-comm with {P} 2 needs",
+            [
+                "--num-virtual-stages-per-pipeline-rank 2",
+                "no --overlap-moe-expert-parallel-comm",
+                f"{P} 1",
+            ],
+        ),
+        (
             ["--expert-model-parallel-size 2"],
             "has no experts",
             ["--expert-model-parallel-size 1", "no --expert-model-parallel-size"],

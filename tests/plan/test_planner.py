@@ -10,7 +10,7 @@ from planning import ask
 
 from fullbore.cost.model import Recompute
 from fullbore.errors import ConfigError
-from fullbore.plan import Evaluator, plan
+from fullbore.plan import Choice, Evaluator, plan
 from fullbore.plan.planner import SLOWEST
 from fullbore.plan.space import choices, is_asked, recomputes, spreads
 
@@ -109,6 +109,16 @@ def test_fixed_flags_are_kept():
     assert {one.choice.schedule for one in made.best} == {"1f1b", "interleaved"}
     told = plan(ask(pipeline=(2,), layers=(7, 5), schedules=("1f1b",)))
     assert {one.choice.layers for one in told.best} == {(7, 5)}
+
+
+def test_given_layers_may_leave_both_ends_to_embedding_and_head():
+    question = ask(pipeline=(2,), tensor=(1,), schedules=("interleaved",), microbatch_size=(1,))
+    evaluator, spread = Evaluator(question), spreads(question)[0]
+    choice = Choice(spread=spread, schedule="interleaved", virtual_stages=7, group=2)
+    with pytest.raises(ConfigError, match="14 stages, and the model has 12 layers"):
+        evaluator.evaluate(choice)
+    one = evaluator.evaluate(replace(choice, layers=(0, *[1] * 12, 0)))
+    assert one.step_s >= evaluator.bound_s(one.choice) > 0
 
 
 def test_the_front_is_a_staircase():

@@ -235,6 +235,14 @@ def plan(
             help="Whether tensor-parallel messages of a forward travel beside its products.",
         ),
     ] = False,
+    overlap_experts: Annotated[
+        bool,
+        option(
+            _MODEL,
+            "--overlap-moe-expert-parallel-comm/--no-overlap-moe-expert-parallel-comm",
+            help="Whether tokens travel to experts and back beside another microbatch's work.",
+        ),
+    ] = False,
     search_time: Annotated[
         float,
         option(
@@ -350,6 +358,7 @@ def plan(
             overlap_messages=overlap_p2p,
             overlap_gradients=overlap_grad_reduce,
             overlap_tensor=tp_comm_overlap,
+            overlap_experts=overlap_experts,
             megatron=emit == "megatron",
         )
     )

@@ -49,6 +49,7 @@ class Asked:
     overlap_messages: bool
     overlap_gradients: bool
     overlap_tensor: bool
+    overlap_experts: bool
     megatron: bool
 
 
@@ -72,7 +73,7 @@ def make_question(asked: Asked) -> Question:
         precision=Precision.named(asked.precision),
         kernels=Kernels(flash=asked.flash),
         fixed=_fixed(asked, len(shape.layers)),
-        overlap=Overlap(forward=asked.overlap_tensor),
+        overlap=Overlap(forward=asked.overlap_tensor, expert=asked.overlap_experts),
         memory_limit_bytes=memory_limit(asked.memory_limit),
         overlap_messages=asked.overlap_messages,
         overlap_gradients=asked.overlap_gradients,

@@ -125,6 +125,7 @@ def _switches(question: Question, choice: Choice) -> list[str]:
         "--overlap-grad-reduce": question.overlap_gradients and spread.data * spread.context > 1,
         "--overlap-param-gather": question.overlap_gradients and spread.distributed,
         "--tp-comm-overlap": question.overlap.forward and spread.tensor > 1,
+        "--overlap-moe-expert-parallel-comm": question.overlap.expert and spread.expert > 1,
         "--no-overlap-p2p-communication": not question.overlap_messages,
         "--use-flash-attn": question.kernels.flash,
         "--bf16": precision in ("bf16", "fp8", "fp8_weights"),

@@ -32,7 +32,10 @@ def question_of(job: Job, *, memory_limit_bytes: float | None = None) -> Questio
         precision=precision_of(job),
         kernels=Kernels(flash=given.flash is not False),
         fixed=Fixed(megatron=True),
-        overlap=Overlap(forward=job.has("tp_comm_overlap")),
+        overlap=Overlap(
+            forward=job.has("tp_comm_overlap"),
+            expert=job.has("overlap_moe_expert_parallel_comm"),
+        ),
         memory_limit_bytes=memory_limit_bytes,
         overlap_messages=job.interleaved and not job.has("no_overlap_p2p_communication"),
         overlap_gradients=job.has("overlap_grad_reduce"),

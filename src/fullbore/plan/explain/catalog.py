@@ -106,6 +106,7 @@ SWITCHES = frozenset(
         "overlap_p2p_communication",
         "overlap_p2p_communication_warmup_flush",
         "tp_comm_overlap",
+        "overlap_moe_expert_parallel_comm",
         "grad_reduce_in_bf16",
         "account_for_embedding_in_pipeline_split",
         "account_for_loss_in_pipeline_split",

@@ -35,6 +35,8 @@ _TOGETHER: tuple[tuple[str, str, str], ...] = (
     ("deterministic_mode", "cross_entropy_loss_fusion", "the fused loss is not deterministic"),
     ("use_torch_fsdp2", "use_distributed_optimizer", "FSDP2 shares the states out itself"),
     ("use_torch_fsdp2", "fp16", "FSDP2 has no fp16 yet"),
+    ("overlap_moe_expert_parallel_comm", "recompute_method", "its layers are cut in pieces"),
+    ("overlap_moe_expert_parallel_comm", "recompute_num_layers", "its layers are cut in pieces"),
     ("cpu_offloading_num_layers", "recompute_granularity", "a layer is offloaded or recomputed"),
     ("cpu_offloading_num_layers", "recompute_activations", "a layer is offloaded or recomputed"),
 )
@@ -64,6 +66,7 @@ _NEEDS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "it is a kind of that",
     ),
     ("optimizer_cpu_offload", ("use_precision_aware_optimizer",), "it reuses its code"),
+    ("overlap_moe_expert_parallel_comm", ("bf16", "fp16"), "there is no other kernel"),
     ("fp16_lm_cross_entropy", ("fp16",), "the loss is in the precision of the model"),
     ("fp32_residual_connection", ("bf16", "fp16"), "else everything is in fp32"),
     (

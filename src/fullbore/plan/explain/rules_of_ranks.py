@@ -65,6 +65,22 @@ def _experts(job: Job) -> Iterator[str]:
         yield "--moe-grouped-gemm needs --bf16: there is no other kernel"
 
 
+def _experts_beside(job: Job) -> Iterator[str]:
+    name = "overlap_moe_expert_parallel_comm"
+    if not job.has(name):
+        return
+    if job.expert == 1:
+        yield f"{flag(name)} needs --expert-model-parallel-size 2 or more: else nothing is sent"
+    if job.word("moe_token_dispatcher_type") in (None, "allgather"):
+        yield f"{flag(name)} needs --moe-token-dispatcher-type alltoall or flex"
+    if job.pipeline > 1 and not job.interleaved and isinstance(job.virtual_stages, int):
+        yield (
+            f"{flag(name)} with --pipeline-model-parallel-size {job.pipeline} needs "
+            "--num-virtual-stages-per-pipeline-rank 2 or more: another chunk's microbatch computes "
+            "meanwhile"
+        )
+
+
 def _expert_ranks(job: Job) -> Iterator[str]:
     if not job.is_whole or (job.expert == 1 and job.split.expert_tensor is None):
         return
@@ -115,4 +131,4 @@ def _precision(job: Job) -> Iterator[str]:
         yield f"{flag(given[0]) if given else 'neither --bf16 nor --fp16'}: {error}"
 
 
-RANK_RULES = (_precision, _world, _divided, _experts, _expert_ranks, _batch, _fsdp)
+RANK_RULES = (_precision, _world, _divided, _experts, _experts_beside, _expert_ranks, _batch, _fsdp)
