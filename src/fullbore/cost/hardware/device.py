@@ -31,6 +31,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 GIB = 2**30
 _GIGA, _TERA = 1e9, 1e12
+_CARDS = frozenset(("pcie", "nvl"))  # as in "NVIDIA H100 PCIe"
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -192,8 +193,14 @@ def preset(name: str) -> Device:
 
 
 def preset_in(text: str) -> str | None:
-    """The preset that a driver's name of a device contains, such as "NVIDIA H100 80GB HBM3"."""
+    """The preset that a driver's name of a device contains, such as "NVIDIA H100 80GB HBM3".
+
+    None for cards of the same name that are slower and have fewer links: presets are of boards with
+    all of them.
+    """
     words = text.lower().replace("-", " ").split()
+    if not _CARDS.isdisjoint(words):
+        return None
     return next((name for name in presets() if name in words), None)
 
 
