@@ -7,6 +7,7 @@ that stands in the way and the values that would do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import isqrt
 
 from fullbore.cost.model import Recompute
 from fullbore.cost.model.legal import check
@@ -28,6 +29,7 @@ __all__ = [
     "virtual_stages",
 ]
 
+_MOST_MICROBATCHES = 100_000  # a schedule of more is neither asked for nor quickly simulated
 _MOST_MICROBATCH_SIZE = 16
 _MOST_VIRTUAL_STAGES = 8
 
@@ -75,8 +77,15 @@ def make_spread(
     _check_tensor(question, tensor)
     _check_pipeline(question, pipeline)
     one = pipeline * tensor * context
+    if devices % (tensor * context):
+        legal = _divisors(devices // context if devices % context == 0 else devices)
+        raise ConfigError(
+            f"--tensor-model-parallel-size {tensor} x --context-parallel-size {context} does not "
+            f"divide the {devices} devices of {question.cluster.name}: use T = "
+            f"{_near(legal, tensor)}" + (" without the other" if devices % context else "")
+        )
     if devices % one:
-        legal = _divisors(devices // (tensor * context) if devices % (tensor * context) == 0 else 1)
+        legal = _divisors(devices // (tensor * context))
         raise ConfigError(
             f"--pipeline-model-parallel-size {pipeline} x tensor {tensor} x context {context} does "
             f"not divide the {devices} devices of {question.cluster.name}: with these use "
@@ -263,6 +272,11 @@ def _check_batch(question: Question, *, data: int, size: int) -> None:
             f"--global-batch-size {batch} is no multiple of --micro-batch-size {size} x "
             f"{data} replicas = {once}: use {nearest}, or more devices a replica"
         )
+    if batch // once > _MOST_MICROBATCHES:
+        raise ConfigError(
+            f"--global-batch-size {batch} is {batch // once} microbatches of {size} on each of "
+            f"{data} replicas: use at most {_MOST_MICROBATCHES * once}"
+        )
 
 
 def _is_distributed(question: Question, replicas: int) -> bool:
@@ -277,7 +291,8 @@ def _no_spread(question: Question) -> ConfigError:
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def _near(legal: Iterable[int], wanted: int) -> str:
