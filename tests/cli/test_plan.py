@@ -130,7 +130,8 @@ def test_a_preset_is_a_job_by_itself(fullbore, config, monkeypatch):
     assert job["num_microbatches"] == 64 and job["bar"]["bubble_fraction"] < 0.064
     told = fullbore("plan", "--preset", "64gpu-80layer").out
     assert "GPipe, rounds of 16" in told and "claimed elsewhere" in told
-    assert "leave --model" in plan(fullbore, config, "--preset", "64gpu-80layer").err
+    beside = plan(fullbore, config, "--preset", "64gpu-80layer", "-o", "x.html").err
+    assert "leave --model and --cluster and" in beside and "and --output out" in beside
     assert "it must be 64gpu-80layer" in fullbore("plan", "--preset", "7gpu").err
     assert "give --cluster and --global-batch-size too" in fullbore("plan", "--model", config).err
 
@@ -165,6 +166,11 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("--search-time", -1), "--search-time -1: give seconds"),
         (("--precision", "int4"), "no precision is called 'int4'"),
         (("-o", "plan.svg"), "end the name in .html"),
+        (
+            ("--output-costs", "no/such/costs.json"),
+            "--output-costs no/such/costs.json: there is no",
+        ),
+        (("--expert-tensor-parallel-size", 0), "expert tensor parallel size 0: it must be 1"),
         (("--emit", "jax"), "--emit jax: it must be megatron"),
     ],
 )
@@ -199,3 +205,14 @@ def test_ctrl_c_keeps_the_best_so_far(fullbore, config, monkeypatch):
     assert not ran.json["complete"] and ran.json["plans"]
     assert "interrupted; this is the best so far" in ran.err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_first_plan_is_an_interruption(fullbore, config, monkeypatch):
+    def pressed(self, choice):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(planner._Planner, "consider", pressed)
+    ran = plan(fullbore, config, "-o", config / "plan.html")
+    assert (ran.status, ran.out) == (130, "")
+    assert "stopped before any plan was found" in ran.err
+    assert not (config / "plan.html").exists()
