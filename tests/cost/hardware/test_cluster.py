@@ -141,6 +141,7 @@ def test_a_file_s_own_size_can_be_changed(tmp_path):
         ('base = "h100"\ngeneration = "volta"', "generation: no constants are known for 'volta'"),
         ('base = "h100"\n[constants]\nhop = 1', "constants: hop: unknown; known are product_share"),
         ('base = "h100"\n[constants]\nnode_share = 2', "constants: node_share: Input should be"),
+        ('base = "h100"\n[constants]\nnode_share = 1e-320', "or equal to 0.000001"),
         ('base = "h100"\nconstants = 3', "constants: write them as a table"),
         ('base = "h100"\nunofficial = ["fp4"]', "unofficial names fp4, which is no figure"),
         ('title = "x"', 'generation: missing; give it, or start from a preset with base = "h100"'),

@@ -14,6 +14,7 @@ _TENSOR = "--tensor-model-parallel-size"
 _CONTEXT = "--context-parallel-size"
 _EXPERT = "--expert-model-parallel-size"
 _EXPERT_TENSOR = "--expert-tensor-parallel-size"
+_LARGEST = 10**12  # what no size comes near
 
 
 def check(
@@ -30,6 +31,8 @@ def check(
     ):
         if size < 1:
             raise ConfigError(f"{flag} {size}: it must be 1 or more")
+        if size > _LARGEST:
+            raise ConfigError(f"{flag} {str(size)[:60]}: it must be 1 to {_LARGEST:.0e}")
     _check_sequence(split, sequence)
     for layer in dict.fromkeys(shape.layers):
         _check_tensor(layer, split.tensor)
