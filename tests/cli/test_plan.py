@@ -152,6 +152,7 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("--cluster", "h100:8y8"), "no number of devices"),
         (("--cluster", "z80:8x8"), "no device is called 'z80'; known are"),
         (("-p", 3), "--pipeline-model-parallel-size 3 x tensor 1"),
+        (("--schedule", "1f1b,zb-v", "-g", 4), "1f1b and zb-v have no groups; leave it out"),
         (("-p", "two"), "--pipeline-model-parallel-size two: write a number"),
         (("--micro-batch-size", 5), "--global-batch-size 16 is no multiple"),
         (("--global-batch-size", 0), "--global-batch-size 0: it must be 1 or more"),

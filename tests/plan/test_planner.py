@@ -155,6 +155,7 @@ def test_progress_is_told():
         ({"pipeline": (16,)}, "more than the model's 12 layers"),
         ({"global_batch": 3, "pipeline": (1,), "tensor": (1,)}, "--global-batch-size 3 .* use 4"),
         ({"tensor": (3,)}, "--tensor-model-parallel-size 3 .* 4 devices of .*: use T = 2 or 4"),
+        ({"context": (3,)}, "--context-parallel-size 3 .* 4 devices of .*: use C = 2 or 4"),
         ({"pipeline": (4,), "layers": (5, 7)}, "--stage-layers has 2 stages, and P=4"),
         ({"global_batch": 10**12}, "is .* microbatches of .*: use at most"),
         ({"tensor": (8,), "cluster": "h100:2x4"}, "more than the 4 devices of a node"),

@@ -77,13 +77,7 @@ def make_spread(
     _check_tensor(question, tensor)
     _check_pipeline(question, pipeline)
     one = pipeline * tensor * context
-    if devices % (tensor * context):
-        legal = _divisors(devices // context if devices % context == 0 else devices)
-        raise ConfigError(
-            f"--tensor-model-parallel-size {tensor} x --context-parallel-size {context} does not "
-            f"divide the {devices} devices of {question.cluster.name}: use T = "
-            f"{_near(legal, tensor)}" + (" without the other" if devices % context else "")
-        )
+    _check_stage(question, tensor=tensor, context=context)
     if devices % one:
         legal = _divisors(devices // (tensor * context))
         raise ConfigError(
@@ -247,6 +241,21 @@ def _check_tensor(question: Question, tensor: int) -> None:
             f"--tensor-model-parallel-size {tensor} is more than the {node} devices of a node: "
             f"use {node} or less"
         )
+
+
+def _check_stage(question: Question, *, tensor: int, context: int) -> None:
+    """Whether the devices can be shared out among stages of T·C each."""
+    devices = question.cluster.size
+    if devices % (tensor * context) == 0:
+        return
+    if devices % tensor == 0:
+        use = f"C = {_near(_divisors(devices // tensor), context)}"
+    else:
+        use = f"T = {_near(_divisors(devices), tensor)}"
+    raise ConfigError(
+        f"--tensor-model-parallel-size {tensor} x --context-parallel-size {context} does not "
+        f"divide the {devices} devices of {question.cluster.name}: use {use}"
+    )
 
 
 def _check_pipeline(question: Question, pipeline: int) -> None:
