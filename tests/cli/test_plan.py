@@ -8,7 +8,8 @@ import signal
 
 import pytest
 
-from fullbore.plan import planner
+from fullbore.cli.plan_tables import flags
+from fullbore.plan import Choice, Spread, planner
 
 CONFIG = {
     "model_type": "llama",
@@ -82,6 +83,18 @@ def test_a_plan_in_words(fullbore, config):
     ):
         assert part in said, part
     assert max(map(len, said.splitlines())) < 180
+
+
+def test_flags_name_every_size():
+    sizes = {"pipeline": 3, "tensor": 4, "context": 5, "expert": 6, "expert_tensor": 7}
+    rest = {"data": 8, "microbatch_size": 9, "microbatches": 10}
+    spread = Spread(**sizes, **rest, sequence_parallel=True, distributed=True)
+    told = flags(Choice(spread=spread, schedule="interleaved", virtual_stages=2, group=6))
+    for name, size in sizes.items():
+        long = name.replace("_", "-") + ("" if name == "expert_tensor" else "-model")
+        long = long.replace("context-model", "context")
+        assert f"--{long}-parallel-size {size} " in told
+    assert "--micro-batch-size 9 " in told and "virtual-pipeline-stage 6 " in told
 
 
 def test_what_was_fixed_holds(fullbore, config):

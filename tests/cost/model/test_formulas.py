@@ -337,6 +337,10 @@ def test_experts_that_do_not_divide_are_refused():
         priced(example("mixtral-8x7b"), split=Split(expert=3))
     with pytest.raises(ConfigError, match=r"with .* 2 needs --sequence-parallel"):
         priced(example("mixtral-8x7b"), split=Split(expert=2, tensor=2))
+    with pytest.raises(ConfigError, match=r"expert-tensor-parallel-size 1 with .* 4 needs --seq"):
+        priced(example("mixtral-8x7b"), split=Split(expert_tensor=1, tensor=4))
+    with pytest.raises(ConfigError, match=r"expert-tensor-parallel-size 4: llama has no experts"):
+        priced(example("llama3-8b"), split=Split(expert_tensor=4))
     with pytest.raises(ConfigError, match="--recompute-num-layers needs"):
         priced(example("mixtral-8x7b"), recompute=Recompute(layers=3))
 

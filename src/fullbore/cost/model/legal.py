@@ -45,14 +45,16 @@ def check(
 
 
 def _check_expert_parallel(shape: ModelShape, split: Split) -> None:
-    if split.expert == 1:
+    if split.expert == 1 and split.width_of_experts == split.tensor:
         return
+    other = split.expert == 1
+    flag, size = (_EXPERT_TENSOR, split.width_of_experts) if other else (_EXPERT, split.expert)
     if not any(isinstance(layer.mlp, Experts) for layer in shape.layers):
-        raise ConfigError(f"{_EXPERT} {split.expert}: {shape.name} has no experts; leave it out")
+        raise ConfigError(f"{flag} {size}: {shape.name} has no experts; leave it out")
     if split.tensor > 1 and not split.sequence_parallel:
         raise ConfigError(
-            f"{_EXPERT} {split.expert} with {_TENSOR} {split.tensor} needs --sequence-parallel, or "
-            "every tensor-parallel rank would send the same tokens"
+            f"{flag} {size} with {_TENSOR} {split.tensor} needs --sequence-parallel, or every "
+            "tensor-parallel rank would send the same tokens"
         )
 
 
