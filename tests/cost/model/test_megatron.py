@@ -166,6 +166,10 @@ def test_recomputation_as_flags_say_it(flags, what, layers):
         (changed(DEEPSEEK, "*58", "*57"), "names 60 layers: --num-layers is 61"),
         (changed(DEEPSEEK, "([0]*3+[1]*58)", "often"), "must be a number, or a list such as"),
         (changed(DEEPSEEK, "topk 8", "topk 300"), "--moe-router-topk 300: there are --num-experts"),
+        (changed(DEEPSEEK, "([0]*3+[1]*58)", "0"), "--moe-layer-freq 0: it must be a number, or"),
+        (LLAMA3_8B + " --rotary-percent nan", "--rotary-percent nan: it must be a number from 0"),
+        (changed(LLAMA3_8B, "RMSNorm", "RmsNorm"), "RmsNorm: use LayerNorm or RMSNorm"),
+        (changed(LLAMA3_8B, "rope", "Rope"), "type Rope: use learned_absolute or rope or mrope"),
         (changed(DEEPSEEK, "*58", "*58000000000"), "must be a number, or a list such as"),
         (
             changed(LLAMA3_8B, "--num-layers 32", "--num-layers 99999"),

@@ -41,6 +41,15 @@ _REFUSED = {
     "experimental_attention_variant": "linear or sparse attention",
 }
 
+# The words that a flag takes, its default first.
+_CHOICES = {
+    "attention_backend": ("auto", "flash", "fused", "unfused", "local"),
+    "normalization": ("LayerNorm", "RMSNorm"),
+    "position_embedding_type": ("learned_absolute", "rope", "mrope", "yarn", "relative", "none"),
+    "recompute_method": ("uniform", "block"),
+    "softmax_type": ("vanilla", "off-by-one", "learnable"),
+}
+
 _LARGEST = 10**12  # what no number of a model comes near
 
 
@@ -75,6 +84,13 @@ class _Reader:
         if len(words) != 1:
             raise ConfigError(f"{_flag(name)} needs one value, not {' '.join(words) or 'none'}")
         return words[0]
+
+    def choice(self, name: str) -> str:
+        """One of the words that Megatron takes; the first where the flag is not there."""
+        word = self.word(name, _CHOICES[name][0])
+        if word not in _CHOICES[name]:
+            raise ConfigError(f"{_flag(name)} {word[:60]}: use {' or '.join(_CHOICES[name])}")
+        return word
 
     def number(self, name: str, default: int | None = None) -> int:
         if default is None and name not in self.flags:
@@ -117,7 +133,7 @@ def shape_of_flags(flags: Flags) -> ModelShape:
     hidden, layers = read.number("hidden_size"), read.number("num_layers")
     if layers > MOST_LAYERS:
         raise ConfigError(f"--num-layers {layers}: at most {MOST_LAYERS} can be priced")
-    norm: Norm = "rms" if read.word("normalization", "LayerNorm") == "RMSNorm" else "layer"
+    norm: Norm = "rms" if read.choice("normalization") == "RMSNorm" else "layer"
     learned = _positions(read) == "learned_absolute"
     mixed = _mixture_layers(read, layers)
     vocab, multiple = _vocabulary(read)
@@ -196,10 +212,10 @@ def _attention(read: _Reader, hidden: int, index: int, layers: int) -> Attention
         qkv_bias=bias or read.has("add_qkv_bias"),
         out_bias=bias,
         qk_norm="head" if normed else "none",
-        qk_norm_kind="rms" if read.word("normalization", "LayerNorm") == "RMSNorm" else "layer",
-        rotary=_rotary(read) if _positions(read) == "rope" else 0.0,
+        qk_norm_kind="rms" if read.choice("normalization") == "RMSNorm" else "layer",
+        rotary=_rotary(read) if _positions(read) in ("rope", "mrope", "yarn") else 0.0,
         window=_window(read, index),
-        sinks=read.word("softmax_type", "vanilla") == "learnable",
+        sinks=read.choice("softmax_type") == "learnable",
     )
 
 
@@ -207,15 +223,17 @@ def _positions(read: _Reader) -> str:
     """learned_absolute, rope or another name; older scripts have a switch for rope."""
     if read.has("use_rotary_position_embeddings"):
         return "rope"
-    return read.word("position_embedding_type", "learned_absolute")
+    return read.choice("position_embedding_type")
 
 
 def _rotary(read: _Reader) -> float:
     text = read.word("rotary_percent", "1.0")
     try:
-        return float(text)
+        if 0 <= float(text) <= 1:
+            return float(text)
     except ValueError:
-        raise ConfigError(f"--rotary-percent {text}: it must be a number from 0 to 1") from None
+        pass  # as if out of bounds
+    raise ConfigError(f"--rotary-percent {text[:60]}: it must be a number from 0 to 1")
 
 
 def _window(read: _Reader, index: int) -> int | None:
@@ -281,7 +299,7 @@ def _mixture_layers(read: _Reader, layers: int) -> tuple[bool, ...]:
     if not read.has("num_experts") or read.optional("num_experts") is None:
         return (False,) * layers
     text = " ".join(read.flags.get("moe_layer_freq", ("1",)))
-    if text.isdigit():
+    if text.isdigit() and int(text):
         return tuple(index % int(text) == 0 for index in range(layers))
     pattern = _pattern("--moe-layer-freq", text)
     if len(pattern) != layers:
@@ -343,7 +361,7 @@ def given_by_flags(flags: Flags) -> Given:
 
 
 def _flash(read: _Reader) -> bool | None:
-    if read.word("attention_backend", "auto") in ("unfused", "local"):
+    if read.choice("attention_backend") in ("unfused", "local"):
         return False
     return True if read.has("use_flash_attn") else None
 
@@ -362,7 +380,7 @@ def _recompute(read: _Reader) -> str | None:
 
 def _recompute_layers(read: _Reader) -> int | None:
     """Of the method block only: with uniform every layer is made again."""
-    if read.word("recompute_method", "uniform") != "block":
+    if read.choice("recompute_method") != "block":
         return None
     return read.optional("recompute_num_layers")
 
