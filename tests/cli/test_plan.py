@@ -8,7 +8,8 @@ import signal
 
 import pytest
 
-from fullbore.plan import planner
+from fullbore.cli.plan_tables import flags
+from fullbore.plan import Choice, Spread, planner
 
 CONFIG = {
     "model_type": "llama",
@@ -84,6 +85,18 @@ def test_a_plan_in_words(fullbore, config):
     assert max(map(len, said.splitlines())) < 180
 
 
+def test_flags_name_every_size():
+    sizes = {"pipeline": 3, "tensor": 4, "context": 5, "expert": 6, "expert_tensor": 7}
+    rest = {"data": 8, "microbatch_size": 9, "microbatches": 10}
+    spread = Spread(**sizes, **rest, sequence_parallel=True, distributed=True)
+    told = flags(Choice(spread=spread, schedule="interleaved", virtual_stages=2, group=6))
+    for name, size in sizes.items():
+        long = name.replace("_", "-") + ("" if name == "expert_tensor" else "-model")
+        long = long.replace("context-model", "context")
+        assert f"--{long}-parallel-size {size} " in told
+    assert "--micro-batch-size 9 " in told and "virtual-pipeline-stage 6 " in told
+
+
 def test_what_was_fixed_holds(fullbore, config):
     flags = ("--recompute-granularity", "full", "--recompute-num-layers", 2)
     made = plan(fullbore, config, *FEW, *flags, "--no-use-distributed-optimizer", "--json").json
@@ -130,7 +143,8 @@ def test_a_preset_is_a_job_by_itself(fullbore, config, monkeypatch):
     assert job["num_microbatches"] == 64 and job["bar"]["bubble_fraction"] < 0.064
     told = fullbore("plan", "--preset", "64gpu-80layer").out
     assert "GPipe, rounds of 16" in told and "claimed elsewhere" in told
-    assert "leave --model" in plan(fullbore, config, "--preset", "64gpu-80layer").err
+    beside = plan(fullbore, config, "--preset", "64gpu-80layer", "-o", "x.html").err
+    assert "leave --model and --cluster and" in beside and "and --output out" in beside
     assert "it must be 64gpu-80layer" in fullbore("plan", "--preset", "7gpu").err
     assert "give --cluster and --global-batch-size too" in fullbore("plan", "--model", config).err
 
@@ -151,6 +165,7 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("--cluster", "h100:8y8"), "no number of devices"),
         (("--cluster", "z80:8x8"), "no device is called 'z80'; known are"),
         (("-p", 3), "--pipeline-model-parallel-size 3 x tensor 1"),
+        (("--schedule", "1f1b,zb-v", "-g", 4), "1f1b and zb-v have no groups; leave it out"),
         (("-p", "two"), "--pipeline-model-parallel-size two: write a number"),
         (("--micro-batch-size", 5), "--global-batch-size 16 is no multiple"),
         (("--global-batch-size", 0), "--global-batch-size 0: it must be 1 or more"),
@@ -165,6 +180,11 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("--search-time", -1), "--search-time -1: give seconds"),
         (("--precision", "int4"), "no precision is called 'int4'"),
         (("-o", "plan.svg"), "end the name in .html"),
+        (
+            ("--output-costs", "no/such/costs.json"),
+            "--output-costs no/such/costs.json: there is no",
+        ),
+        (("--expert-tensor-parallel-size", 0), "expert tensor parallel size 0: it must be 1"),
         (("--emit", "jax"), "--emit jax: it must be megatron"),
     ],
 )
@@ -199,3 +219,14 @@ def test_ctrl_c_keeps_the_best_so_far(fullbore, config, monkeypatch):
     assert not ran.json["complete"] and ran.json["plans"]
     assert "interrupted; this is the best so far" in ran.err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_first_plan_is_an_interruption(fullbore, config, monkeypatch):
+    def pressed(self, choice):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(planner._Planner, "consider", pressed)
+    ran = plan(fullbore, config, "-o", config / "plan.html")
+    assert (ran.status, ran.out) == (130, "")
+    assert "stopped before any plan was found" in ran.err
+    assert not (config / "plan.html").exists()

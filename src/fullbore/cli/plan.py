@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from fullbore.cli.options import JsonFlag
 from fullbore.cli.training_options import option
 
@@ -20,6 +22,7 @@ Numbers = str | None
 
 
 def plan(
+    command: typer.Context,
     *,
     model: Annotated[
         str | None,
@@ -318,7 +321,7 @@ def plan(
     if preset is not None:
         from fullbore.cli.plan_job import show_preset
 
-        show_preset(preset, typed=(model, cluster, global_batch_size), as_json=as_json)
+        show_preset(preset, typed=_typed(command), as_json=as_json)
         return
     from fullbore.cli.plan_inputs import Asked, make_question
     from fullbore.cli.plan_run import Files, hand_over, run
@@ -364,3 +367,13 @@ def plan(
     )
     effort = Effort(seconds=search_time, moves=search_iterations)
     hand_over(run(question, top=top, effort=effort), files, as_json=as_json)
+
+
+def _typed(command: typer.Context) -> list[str]:
+    """The flags that were given."""
+    return [
+        parameter.opts[0]
+        for parameter in command.command.params
+        if (source := command.get_parameter_source(str(parameter.name))) is not None
+        and source.name == "COMMANDLINE"
+    ]

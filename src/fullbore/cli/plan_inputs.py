@@ -104,8 +104,12 @@ def _check_positions(shape: ModelShape, sequence: int) -> None:
 
 def _fixed(asked: Asked, layers: int) -> Fixed:
     names = None if asked.schedule is None else tuple(asked.schedule.split(","))
-    for name in names or ():
-        family_of(name)
+    families = [family_of(name) for name in names or ()]
+    if asked.group is not None and families and not any(f.takes_group for f in families):
+        raise ConfigError(
+            f"--microbatch-group-size-per-virtual-pipeline-stage {asked.group}: "
+            f"{' and '.join(names or ())} have no groups; leave it out"
+        )
     return Fixed(
         pipeline=_numbers("--pipeline-model-parallel-size", asked.pipeline),
         tensor=_numbers("--tensor-model-parallel-size", asked.tensor),

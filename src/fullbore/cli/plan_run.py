@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import typer
 
 from fullbore.cli.figures import counted, seconds
 from fullbore.cli.interrupt import interruptible
@@ -22,13 +25,15 @@ from fullbore.plan.findings import Findings, findings_of
 
 __all__ = ["hand_over", "run"]
 
+_INTERRUPTED = 130
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
     """Where to write the page, the schedule and the costs of the best plan; None for nowhere.
 
     emit: for whom launch files are written into the folder. Raises ConfigError for a name that says
-    something else.
+    something else, or a folder that is not there, before anything is planned.
     """
 
     page: Path | None
@@ -45,14 +50,27 @@ class Files:
             ("--output-schedule", self.schedule, ".csv"),
             ("--output-costs", self.costs, ".json"),
         ):
-            if path is not None and path.suffix.lower() != suffix:
+            if path is None:
+                continue
+            if path.suffix.lower() != suffix:
                 raise ConfigError(f"{flag} {path}: end the name in {suffix}")
+            if not os.path.isdir(path.absolute().parent):
+                raise ConfigError(f"{flag} {path}: there is no folder {path.absolute().parent}")
 
 
 def run(question: Question, *, top: int, effort: Effort) -> Plan:
-    """Plan, with progress on a terminal's stderr."""
+    """Plan, with progress on a terminal's stderr; leaves with 130 if stopped too early."""
     with interruptible() as interrupted, _progress() as tell:
-        return plan(question, top=top, effort=effort, report=tell, stop=lambda: bool(interrupted))
+        try:
+            return plan(
+                question, top=top, effort=effort, report=tell, stop=lambda: bool(interrupted)
+            )
+        except ConfigError as error:
+            if not interrupted:
+                raise
+            reason = error
+    print(f"fullbore: {reason}", file=sys.stderr)
+    raise typer.Exit(_INTERRUPTED)
 
 
 @contextmanager
@@ -80,13 +98,15 @@ def _line(progress: Progress) -> str:
 
 
 def hand_over(made: Plan, files: Files, *, as_json: bool) -> None:
-    """Print the plan, as text or JSON, and write the files."""
+    """Print the plan, as text or JSON, and write the files; where one fails, the other is done."""
     findings = findings_of(made)
-    _write(findings, files)
-    if as_json:
-        print_json(document(findings))
-    else:
-        print(report(findings))
+    try:
+        if as_json:
+            print_json(document(findings))
+        else:
+            print(report(findings))
+    finally:
+        _write(findings, files)
     if not made.complete:
         print("fullbore: interrupted; this is the best so far", file=sys.stderr)
 

@@ -94,6 +94,8 @@ def flags(choice: Choice) -> str:
         told.append(f"--context-parallel-size {spread.context}")
     if spread.expert > 1:
         told.append(f"--expert-model-parallel-size {spread.expert}")
+    if spread.expert_tensor is not None:
+        told.append(f"--expert-tensor-parallel-size {spread.expert_tensor}")
     told.append(f"--micro-batch-size {spread.microbatch_size} --schedule {choice.schedule}")
     if choice.virtual_stages > 1:
         told.append(f"--num-virtual-stages-per-pipeline-rank {choice.virtual_stages}")

@@ -106,6 +106,7 @@ class _Planner:
         self.front = Front()
         self.kept: dict[tuple[Spread, str], Evaluated] = {}
         self.least: Evaluated | None = None  # of those that do not fit, the smallest
+        self.refused: str | None = None  # why the first choice that does not exist does not
         self.candidates = self.too_large = self.pruned = 0
         self._slowest_shown_s = float("inf")
 
@@ -136,8 +137,9 @@ class _Planner:
         try:
             for recompute in recomputes(self.question):
                 self._consider(replace(choice, recompute=recompute))
-        except (ConfigError, ScheduleError):
-            return  # no such schedule of these numbers: reasons are given for neighbours
+        except (ConfigError, ScheduleError) as error:
+            # No such schedule of these numbers: reasons are given for neighbours, and if none is.
+            self.refused = self.refused or str(error)
 
     def _consider(self, choice: Choice) -> None:
         self.candidates += 1
@@ -281,9 +283,10 @@ class _Planner:
         limit = self.limit_bytes / 2**30
         if self.least is None:
             return ConfigError(
-                "no schedule of these numbers exists: leave out --schedule, "
-                "--num-virtual-stages-per-pipeline-rank or "
-                "--microbatch-group-size-per-virtual-pipeline-stage"
+                "no schedule of these numbers exists: "
+                + (f"{self.refused}; or " if self.refused else "")
+                + "leave out --schedule, --num-virtual-stages-per-pipeline-rank, "
+                "--microbatch-group-size-per-virtual-pipeline-stage or --stage-layers"
             )
         least, spread = self.least, self.least.choice.spread
         relief = relieving(self.question)

@@ -7,6 +7,7 @@ that stands in the way and the values that would do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import isqrt
 
 from fullbore.cost.model import Recompute
 from fullbore.cost.model.legal import check
@@ -28,6 +29,7 @@ __all__ = [
     "virtual_stages",
 ]
 
+_MOST_MICROBATCHES = 100_000  # a schedule of more is neither asked for nor quickly simulated
 _MOST_MICROBATCH_SIZE = 16
 _MOST_VIRTUAL_STAGES = 8
 
@@ -75,8 +77,9 @@ def make_spread(
     _check_tensor(question, tensor)
     _check_pipeline(question, pipeline)
     one = pipeline * tensor * context
+    _check_stage(question, tensor=tensor, context=context)
     if devices % one:
-        legal = _divisors(devices // (tensor * context) if devices % (tensor * context) == 0 else 1)
+        legal = _divisors(devices // (tensor * context))
         raise ConfigError(
             f"--pipeline-model-parallel-size {pipeline} x tensor {tensor} x context {context} does "
             f"not divide the {devices} devices of {question.cluster.name}: with these use "
@@ -240,6 +243,21 @@ def _check_tensor(question: Question, tensor: int) -> None:
         )
 
 
+def _check_stage(question: Question, *, tensor: int, context: int) -> None:
+    """Whether the devices can be shared out among stages of T·C each."""
+    devices = question.cluster.size
+    if devices % (tensor * context) == 0:
+        return
+    if devices % tensor == 0:
+        use = f"C = {_near(_divisors(devices // tensor), context)}"
+    else:
+        use = f"T = {_near(_divisors(devices), tensor)}"
+    raise ConfigError(
+        f"--tensor-model-parallel-size {tensor} x --context-parallel-size {context} does not "
+        f"divide the {devices} devices of {question.cluster.name}: use {use}"
+    )
+
+
 def _check_pipeline(question: Question, pipeline: int) -> None:
     layers = len(question.shape.layers)
     if pipeline < 1:
@@ -263,6 +281,11 @@ def _check_batch(question: Question, *, data: int, size: int) -> None:
             f"--global-batch-size {batch} is no multiple of --micro-batch-size {size} x "
             f"{data} replicas = {once}: use {nearest}, or more devices a replica"
         )
+    if batch // once > _MOST_MICROBATCHES:
+        raise ConfigError(
+            f"--global-batch-size {batch} is {batch // once} microbatches of {size} on each of "
+            f"{data} replicas: use at most {_MOST_MICROBATCHES * once}"
+        )
 
 
 def _is_distributed(question: Question, replicas: int) -> bool:
@@ -277,7 +300,8 @@ def _no_spread(question: Question) -> ConfigError:
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def _near(legal: Iterable[int], wanted: int) -> str:

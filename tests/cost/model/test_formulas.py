@@ -354,6 +354,7 @@ def test_fp8_keeps_inputs_of_products_in_a_byte():
         (Split(tensor=64), 4096, "size 64 does not divide the 32 attention heads: use 32"),
         (Split(tensor=0), 4096, "--tensor-model-parallel-size 0: it must be 1 or more"),
         (Split(sequence_parallel=True), 4096, "give that 2 or more"),
+        (Split(), 10**400, "--seq-length 1000.*: it must be 1 to 1e.12"),
         (Split(context=3), 4096, "4096 is not divided by 6.*use 4092 or 4098"),
         (Split(expert=2), 4096, "llama has no experts; leave it out"),
     ],
@@ -368,6 +369,10 @@ def test_experts_that_do_not_divide_are_refused():
         priced(example("mixtral-8x7b"), split=Split(expert=3))
     with pytest.raises(ConfigError, match=r"with .* 2 needs --sequence-parallel"):
         priced(example("mixtral-8x7b"), split=Split(expert=2, tensor=2))
+    with pytest.raises(ConfigError, match=r"expert-tensor-parallel-size 1 with .* 4 needs --seq"):
+        priced(example("mixtral-8x7b"), split=Split(expert_tensor=1, tensor=4))
+    with pytest.raises(ConfigError, match=r"expert-tensor-parallel-size 4: llama has no experts"):
+        priced(example("llama3-8b"), split=Split(expert_tensor=4))
     with pytest.raises(ConfigError, match="--recompute-num-layers needs"):
         priced(example("mixtral-8x7b"), recompute=Recompute(layers=3))
 

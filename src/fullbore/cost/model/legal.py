@@ -14,6 +14,7 @@ _TENSOR = "--tensor-model-parallel-size"
 _CONTEXT = "--context-parallel-size"
 _EXPERT = "--expert-model-parallel-size"
 _EXPERT_TENSOR = "--expert-tensor-parallel-size"
+_LARGEST = 10**12  # what no size comes near
 
 
 def check(
@@ -29,13 +30,15 @@ def refusals(
     shape: ModelShape, split: Split, *, sequence: int, microbatch: int, recompute: Recompute
 ) -> Iterator[str]:
     """Everything that stands against a split, each with its flag and what would do."""
-    small = [
-        f"{flag} {size}: it must be 1 or more"
+    impossible = [
+        f"{flag} {str(size)[:60]}: it must be 1 to {_LARGEST:.0e}"
+        if size > 1
+        else f"{flag} {size}: it must be 1 or more"
         for flag, size in _sizes(split, sequence=sequence, microbatch=microbatch)
-        if size < 1
+        if not 1 <= size <= _LARGEST
     ]
-    yield from small
-    if not small:
+    yield from impossible
+    if not impossible:
         yield from _sequence_refused(split, sequence)
         for layer in dict.fromkeys(shape.layers):
             yield from _tensor_refused(layer, split.tensor)
@@ -63,14 +66,16 @@ def _recompute_refused(recompute: Recompute) -> Iterator[str]:
 
 
 def _expert_parallel_refused(shape: ModelShape, split: Split) -> Iterator[str]:
-    if split.expert == 1:
+    if split.expert == 1 and split.width_of_experts == split.tensor:
         return
+    other = split.expert == 1
+    flag, size = (_EXPERT_TENSOR, split.width_of_experts) if other else (_EXPERT, split.expert)
     if not any(isinstance(layer.mlp, Experts) for layer in shape.layers):
-        yield f"{_EXPERT} {split.expert}: {shape.name} has no experts; leave it out"
+        yield f"{flag} {size}: {shape.name} has no experts; leave it out"
     elif split.tensor > 1 and not split.sequence_parallel:
         yield (
-            f"{_EXPERT} {split.expert} with {_TENSOR} {split.tensor} needs --sequence-parallel, or "
-            "every tensor-parallel rank would send the same tokens"
+            f"{flag} {size} with {_TENSOR} {split.tensor} needs --sequence-parallel, or every "
+            "tensor-parallel rank would send the same tokens"
         )
 
 
