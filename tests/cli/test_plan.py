@@ -165,7 +165,7 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("--search-time", -1), "--search-time -1: give seconds"),
         (("--precision", "int4"), "no precision is called 'int4'"),
         (("-o", "plan.svg"), "end the name in .html"),
-        (("--emit", "jax"), "--emit jax: it must be megatron"),
+        (("--emit", "slurm,jax"), "--emit slurm,jax: 'jax' is none of fullbore, megatron"),
     ],
 )
 def test_what_means_nothing_is_refused(fullbore, config, flags, said):
