@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from command_runs import (
     FULLBORE,
@@ -114,15 +116,21 @@ def test_a_plan_trains_as_it_was_written(folder: Path, tmp_path: Path) -> None:
     launch = fullbore_launch(made)
     script = write_files(tmp_path / "launch", launch.files) / launch.script
     run = tmp_path / "run"
-    where = environment(Path(sys.executable).parent)["PATH"]
-    command = (
-        f"PATH='{where}' DATA='{folder / 'text.jsonl'}' SAVE='{run}' bash '{script}' "
-        "--train-iters 2 --threads 1 --device cpu"
+    env = environment(
+        Path(sys.executable).parent, {"DATA": str(folder / "text.jsonl"), "SAVE": str(run)}
     )
-    status, said = ran(["bash", "-c", command])
-    assert status == 0, said
-    assert [line["step"] for line in metrics(run)] == [1, 2]
+    options = ["--train-iters", "100000", "--threads", "1", "--device", "cpu"]
+    with started(["bash", str(script), *options], env=env) as process:
+        wait_for_steps(process, run, 2)
+        assert launch.ranks is not None
+        family = [psutil.Process(process.pid), *children(process)]
+        ranks = [one for one in family if re.search(launch.ranks, " ".join(one.cmdline()))]
+        assert len(ranks) == 2
+        ranks[0].send_signal(signal.SIGTERM)  # as the batch script does
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
     assert "schedule" in said and "4 microbatches of 2 x 16 tokens" in said
+    assert f"stopped after step {metrics(run)[-1]['step']}" in said and (run / "latest").exists()
 
 
 @pytest.mark.slow
