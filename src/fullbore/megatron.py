@@ -299,12 +299,17 @@ def _check_own(flag: str, number: int, virtual_stages: int) -> None:
 
 
 def _check_group(*, ranks: int, microbatches: int, group_size: int | None) -> None:
-    """Megatron's rules for G: at least P, and the last group whole or at least P long."""
+    """Megatron's rules for G: from P to M, and the last group whole or at least P long."""
     group = ranks if group_size is None else group_size
     if group < ranks:
         raise ConfigError(
             f"{_GROUP} (G) is {group} and P is {ranks}: a group must fill the pipeline, so the "
             f"nearest legal value is {ranks}"
+        )
+    if group > microbatches >= ranks:
+        raise ConfigError(
+            f"{_GROUP} (G) is {group} and M is {microbatches}: a group is part of a step, so the "
+            f"nearest legal value is {microbatches}"
         )
     rest = microbatches % group
     if 0 < rest < ranks:

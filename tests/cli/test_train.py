@@ -24,6 +24,7 @@ from command_runs import (
     flags,
     metrics,
     ran,
+    ranks_of,
     started,
     wait_for_steps,
 )
@@ -66,7 +67,7 @@ def test_ctrl_c_while_ranks_start_is_quiet(folder: Path, tmp_path: Path, after_s
     command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
     with started(command) as process:
         deadline_s = time.monotonic() + PATIENCE_S
-        while not any("spawn_main" in str(child.cmdline()) for child in children(process)):
+        while not ranks_of(process):
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
         time.sleep(after_s)
@@ -143,6 +144,19 @@ def test_sigterm_to_the_launcher_alone_saves_too(folder: Path, tmp_path: Path) -
         assert not children(process)
     assert process.returncode == 0, said
     assert (tmp_path / (tmp_path / "latest").read_text() / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_a_launcher_that_is_killed(folder: Path, tmp_path: Path) -> None:
+    command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
+    with started(command) as process:
+        wait_for_steps(process, tmp_path, 1)
+        family = children(process)
+        process.kill()
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
+        for child in alive:
+            child.kill()
+    assert len(family) >= 4 and not alive  # two ranks, the server that forked them, and another
 
 
 @pytest.mark.slow

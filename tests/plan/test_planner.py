@@ -165,3 +165,22 @@ def test_progress_is_told():
 def test_what_cannot_be_is_refused_by_name(more, said):
     with pytest.raises(ConfigError, match=said):
         plan(ask(**more))
+
+
+def test_where_nothing_fits_the_expert_parallelism_with_which_something_would_is_named():
+    mixture = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    asked = {"config": mixture, "pipeline": (1,), "tensor": (1,)}
+    for limit, size in ((9, 2), (7, 4)):
+        with pytest.raises(ConfigError, match=rf"give --expert-model-parallel-size {size}, with"):
+            plan(ask(**asked, memory_limit_bytes=limit * GIB))
+        assert plan(ask(**asked, expert=(size,), memory_limit_bytes=limit * GIB)).winner.fits
+    with pytest.raises(ConfigError, match="on rank 0: use more devices"):
+        plan(ask(**asked, memory_limit_bytes=3 * GIB))
+
+
+def test_where_nothing_fits_a_long_sequence_may_be_cut():
+    asked = {"pipeline": (1,), "tensor": (1,), "sequence": 65536, "global_batch": 4}
+    with pytest.raises(ConfigError, match=r"give --context-parallel-size (\d+), with") as refused:
+        plan(ask(**asked, memory_limit_bytes=12 * GIB))
+    size = int(str(refused.value).partition("--context-parallel-size ")[2].partition(",")[0])
+    assert plan(ask(**asked, context=(size,), memory_limit_bytes=12 * GIB)).winner.fits

@@ -134,7 +134,8 @@ def _measured(plan: Plan) -> Measured | None:
     ):
         report(f"starting {plan.ranks} ranks")
         result = Path(folder) / "measured.json"
-        launch_ranks(_tell_measured, plan, result, ranks=plan.ranks)
+        needed = ["fullbore.train.calibrate"]
+        launch_ranks(_tell_measured, plan, result, ranks=plan.ranks, imports=needed)
         return Measured.parse(json.loads(result.read_text(encoding="utf-8")))
 
 

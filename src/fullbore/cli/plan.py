@@ -322,7 +322,7 @@ def plan(
     if preset is not None:
         from fullbore.cli.plan_job import show_preset
 
-        show_preset(preset, typed=(model, cluster, global_batch_size), as_json=as_json)
+        show_preset(preset, typed=(model, cluster, global_batch_size, emit), as_json=as_json)
         return
     from fullbore.cli.plan_emit import Emission, typed_command
     from fullbore.cli.plan_inputs import Asked, make_question

@@ -18,7 +18,7 @@ from fullbore.plan.engines import Engine
 from fullbore.plan.programs import family_of
 from fullbore.search import MemoryLimit
 
-__all__ = ["Asked", "make_question"]
+__all__ = ["Asked", "make_question", "memory_limit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def make_question(asked: Asked) -> Question:
         kernels=Kernels(flash=asked.flash),
         fixed=_fixed(asked, len(shape.layers)),
         overlap=Overlap(forward=asked.overlap_tensor),
-        memory_limit_bytes=_limit(asked.memory_limit),
+        memory_limit_bytes=memory_limit(asked.memory_limit),
         overlap_messages=asked.overlap_messages,
         overlap_gradients=asked.overlap_gradients,
         causal=asked.causal,
@@ -167,7 +167,8 @@ def _recompute(asked: Asked) -> tuple[Recompute, ...] | None:
     return (Recompute(granularity=granularity, layers=number),)
 
 
-def _limit(text: str | None) -> float | None:
+def memory_limit(text: str | None) -> float | None:
+    """What a device may hold, bytes; None where nothing was typed. Raises ConfigError."""
     if text is None:
         return None
     limit = MemoryLimit.parse(text)

@@ -27,8 +27,8 @@ def show_preset(name: str, *, typed: tuple[object, ...], as_json: bool) -> None:
         raise ConfigError(f"--preset {name}: it must be {PRESET}")
     if any(value is not None for value in typed):
         raise ConfigError(
-            "--preset says model, cluster and batch itself: leave --model, --cluster and "
-            "--global-batch-size out"
+            "--preset says model, cluster and batch itself, and explains: leave --model, "
+            "--cluster, --global-batch-size and --emit out"
         )
     jobs = [job_of(tensor=tensor) for tensor in TENSOR]
     if as_json:

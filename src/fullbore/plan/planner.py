@@ -21,6 +21,7 @@ from fullbore.plan.prices import Floats
 from fullbore.plan.question import Question
 from fullbore.plan.refine import refined
 from fullbore.plan.space import can_recompute, check_engines, choices, recomputes, spreads
+from fullbore.plan.ungiven import relieving
 
 __all__ = ["SLOWEST", "Plan", "Progress", "plan"]
 
@@ -288,12 +289,14 @@ class _Planner:
                 "--microbatch-group-size-per-virtual-pipeline-stage"
             )
         least, spread = self.least, self.least.choice.spread
+        relief = relieving(self.question)
+        told = "" if relief is None else f"{relief.text}; or "
         return ConfigError(
             f"no plan fits {limit:.4g} GiB a device: the smallest, P={spread.pipeline} "
             f"TP={spread.tensor} --micro-batch-size {spread.microbatch_size} "
             f"{least.choice.schedule}, needs {least.peak_bytes / 2**30:.4g} GiB on rank "
-            f"{least.worst_rank}: use more devices, ones with more memory, or fix fewer flags "
-            "(recomputation, optimizer sharding)"
+            f"{least.worst_rank}: {told}use more devices, ones with more memory, or fix fewer "
+            "flags (recomputation, optimizer sharding)"
         )
 
 

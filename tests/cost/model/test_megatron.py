@@ -111,6 +111,13 @@ def test_a_shell_script_is_understood(tmp_path):
     assert shape.layers[0].attention.window == 129
 
 
+def test_what_the_shell_does_with_the_output_is_no_value():
+    flags = flags_of("torchrun x.py --num-layers 12 --bf16 2>&1 | tee log.txt && echo done")
+    assert flags == {"num_layers": ("12",), "bf16": ()}
+    assert flags_of("--lr 1 >> log.txt")["lr"] == ("1",)
+    assert flags_of("--layout 'Et|tL' &> log")["layout"] == ("Et|tL",)
+
+
 def test_a_yaml_file_is_understood(tmp_path):
     pytest.importorskip("yaml")
     file = tmp_path / "flags.yaml"
@@ -118,11 +125,11 @@ def test_a_yaml_file_is_understood(tmp_path):
         "ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: 1\n"
         "MODEL_ARGS:\n  --num-layers: 12\n  --hidden-size: 512\n  --num-attention-heads: 8\n"
         "  --max-position-embeddings: 1024\n  --vocab-size: 1000\n  --swiglu: true\n"
-        "  --bf16: false\nlanguage_model:\n  micro_batch_size: 2\n"
+        "  --bf16: false\n  add_bias_linear: false\nlanguage_model:\n  micro_batch_size: 2\n"
     )
     flags = read_flags(str(file))
     assert flags["swiglu"] == ()
-    assert "bf16" not in flags
+    assert "bf16" not in flags and flags["disable_bias_linear"] == ()
     assert shape_of_flags(flags).layers[0].mlp.width == int(4 * 512 * 2 / 3 / 64) * 64
     assert given_by_flags(flags).microbatch == 2
     file.write_text("- 1\n")

@@ -26,10 +26,11 @@ from fullbore.cost.model.shape import (
 )
 from fullbore.errors import ConfigError
 
-__all__ = ["Given", "given_by_flags", "shape_of_flags"]
+__all__ = ["Given", "given_by_flags", "is_tokenizer_assumed", "shape_of_flags"]
 
 # Vocabularies that follow from the tokenizer's type alone.
-_TOKENIZERS = {"GPT2BPETokenizer": 50257}
+_ASSUMED = "GPT2BPETokenizer"
+_TOKENIZERS = {_ASSUMED: 50257}
 
 _REFUSED = {
     "encoder_num_layers": "an encoder",
@@ -147,13 +148,23 @@ def _vocabulary(read: _Reader) -> tuple[int, int]:
     multiple = read.number("make_vocab_size_divisible_by", 128)
     if read.has("vocab_size"):
         return read.number("vocab_size"), multiple
-    known = _TOKENIZERS.get(read.word("tokenizer_type", ""))
+    default = _ASSUMED if is_tokenizer_assumed(read.flags) else ""
+    known = _TOKENIZERS.get(read.word("tokenizer_type", default))
     if known is None:
         raise ConfigError(
             "--vocab-size is missing, and the tokenizer does not say it: add --vocab-size N "
             "(GPT-2 50257, Llama 2 32000, Llama 3 128256, DeepSeek-V3 129280)"
         )
     return known, multiple
+
+
+def is_tokenizer_assumed(flags: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether the vocabulary is GPT-2's because nothing but a file of merges is named.
+
+    `pretrain_gpt.py` takes GPT-2's tokenizer where no other is named, and that one needs the file.
+    """
+    named = {"tokenizer_type", "vocab_size", "padded_vocab_size"} & flags.keys()
+    return not named and "merge_file" in flags
 
 
 def _attention(read: _Reader, hidden: int, index: int, layers: int) -> Attention | LatentAttention:
@@ -326,7 +337,9 @@ def given_by_flags(flags: Flags) -> Given:
 def _flash(read: _Reader) -> bool | None:
     if read.word("attention_backend", "auto") in ("unfused", "local"):
         return False
-    return True if read.has("use_flash_attn") else None
+    if read.has("use_flash_attn"):
+        return True
+    return False if read.word("transformer_impl", "") == "local" else None
 
 
 def _recompute(read: _Reader) -> str | None:
