@@ -46,7 +46,8 @@ class PipelineShape:
 
     schedule: a name of `fullbore.schedules.FAMILIES`. ranks P, virtual_stages v, microbatches M.
     group_size: G, None where the schedule has none. layers: how many layers each of the S = P*v
-    stages has, in the model's order; None where the number of layers was not given.
+    stages has, in the model's order; None where the number of layers was not given. made: a
+    schedule that no name stands for.
     """
 
     schedule: str
@@ -55,9 +56,12 @@ class PipelineShape:
     microbatches: int
     group_size: int | None = None
     layers: tuple[int, ...] | None = None
+    made: Schedule | None = None
 
     def build(self) -> Schedule:
         """The schedule itself, compute actions only; raises ScheduleError if it does not exist."""
+        if self.made is not None:
+            return self.made
         return build(
             self.schedule,
             ranks=self.ranks,

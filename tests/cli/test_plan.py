@@ -123,13 +123,29 @@ def test_the_schedule_and_its_costs_simulate_to_the_same_pipeline(fullbore, conf
 
 def test_a_plan_for_megatron(fullbore, config, tmp_path):
     folder = tmp_path / "launch"
-    few = ("-p", "2,4", "--micro-batch-size", 1)
-    ran = plan(fullbore, config, *few, "--emit", "megatron", "--emit-folder", folder, "--json")
+    few = ("-p", "2,4", "--micro-batch-size", 1, "--emit-folder", folder)
+    ran = plan(fullbore, config, *few, "--emit", "slurm,megatron", "--no-causal", "--json")
     assert ran.status == 0, ran.err
     assert {one["schedule"] for one in ran.json["plans"]} <= {"1f1b", "interleaved"}
     script = (folder / "megatron.sh").read_text()
     assert "PLAN_ARGS=(" in script and "--global-batch-size 16" in script
+    head = script[: script.index("PLAN_ARGS")]
+    assert "fullbore plan --model" in head and "--no-causal" in head and "% MFU" in head
+    assert f"wrote {folder}/slurm.sbatch" in ran.err
+    assert 'bash "$LAUNCH/megatron.sh"' in (folder / "slurm.sbatch").read_text()
+    assert not (folder / "fullbore.sh").exists()
     assert f"--pipeline-model-parallel-size {read(ran, 'pipeline_model_parallel_size')}" in script
+
+
+def test_a_plan_starts_with_the_model_that_it_was_made_for(fullbore, config, tmp_path):
+    (config / "model.safetensors").touch()
+    few = ("-p", 2, "--micro-batch-size", 1, "--schedule", "1f1b", "--emit-folder", tmp_path)
+    assert plan(fullbore, config / "config.json", *few, "--emit", "fullbore").status == 0
+    script = (tmp_path / "fullbore.sh").read_text()
+    assert f"MODEL={config};" in script and "--from-scratch" not in script
+    ran = plan(fullbore, config, *few, "--emit", "k8s", "--tensor-model-parallel-size", 2)
+    assert ran.status == 2
+    assert "Fullbore's engine cuts no layer's width; plan with" in ran.err
 
 
 def read(ran, key):
@@ -185,7 +201,7 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
             "--output-costs no/such/costs.json: there is no",
         ),
         (("--expert-tensor-parallel-size", 0), "expert tensor parallel size 0: it must be 1"),
-        (("--emit", "jax"), "--emit jax: it must be megatron"),
+        (("--emit", "slurm,jax"), "--emit slurm,jax: 'jax' is none of fullbore, megatron"),
     ],
 )
 def test_what_means_nothing_is_refused(fullbore, config, flags, said):

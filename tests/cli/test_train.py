@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,10 @@ from command_runs import (
     started,
     wait_for_steps,
 )
+from launching import environment, write_files
+from planning import found_job
+
+from fullbore.plan.emit.fullbore import fullbore_launch
 
 # -- processes -------------------------------------------------------------------------------
 
@@ -99,6 +104,34 @@ def test_replicas_are_started_and_counted_under_torchrun(folder: Path, tmp_path:
     assert status == 0, said
     assert "on 2 replicas of 1 ranks" in said and "resumed after step 2" in said
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_plan_trains_as_it_was_written(folder: Path, tmp_path: Path) -> None:
+    made = found_job(
+        cluster="h100:1x2",
+        model=str(folder / "model"),
+        config=json.loads((folder / "model" / "config.json").read_text()),
+        asked={"sequence": 16, "global_batch": 8},
+    )
+    launch = fullbore_launch(made)
+    script = write_files(tmp_path / "launch", launch.files) / launch.script
+    run = tmp_path / "run"
+    env = environment(
+        Path(sys.executable).parent, {"DATA": str(folder / "text.jsonl"), "SAVE": str(run)}
+    )
+    options = ["--train-iters", "100000", "--threads", "1", "--device", "cpu"]
+    with started(["bash", str(script), *options], env=env) as process:
+        wait_for_steps(process, run, 2)
+        assert launch.ranks is not None
+        family = [psutil.Process(process.pid), *children(process)]
+        ranks = [one for one in family if re.search(launch.ranks, " ".join(one.cmdline()))]
+        assert len(ranks) == 2
+        ranks[0].send_signal(signal.SIGTERM)  # as the batch script does
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
+    assert "schedule" in said and "4 microbatches of 2 x 16 tokens" in said
+    assert f"stopped after step {metrics(run)[-1]['step']}" in said and (run / "latest").exists()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from fullbore.cost.model.megatron import shape_of_flags
 from fullbore.cost.model.script import read_flags
 from fullbore.errors import ConfigError
 from fullbore.plan import Fixed, Question
+from fullbore.plan.engines import Engine
 from fullbore.plan.programs import family_of
 from fullbore.search import MemoryLimit
 
@@ -50,7 +51,7 @@ class Asked:
     overlap_gradients: bool
     overlap_tensor: bool
     overlap_experts: bool
-    megatron: bool
+    engines: tuple[Engine, ...]
 
 
 def make_question(asked: Asked) -> Question:
@@ -122,7 +123,7 @@ def _fixed(asked: Asked, layers: int) -> Fixed:
         schedules=names,
         recompute=_recompute(asked),
         layers=_layers(asked.layers, layers),
-        megatron=asked.megatron,
+        engines=asked.engines,
         sequence_parallel=asked.sequence_parallel,
         distributed=asked.distributed,
     )

@@ -15,12 +15,12 @@ from fullbore.cli.figures import counted, seconds
 from fullbore.cli.interrupt import interruptible
 from fullbore.cli.output import print_json, write
 from fullbore.cli.plan_document import document
+from fullbore.cli.plan_emit import Emission
 from fullbore.cli.plan_page import page
-from fullbore.cli.plan_tables import headline, report
+from fullbore.cli.plan_tables import report
 from fullbore.errors import ConfigError
 from fullbore.ir import to_text
 from fullbore.plan import Effort, Plan, Progress, Question, plan
-from fullbore.plan.emit import megatron_script
 from fullbore.plan.findings import Findings, findings_of
 
 __all__ = ["hand_over", "run"]
@@ -32,19 +32,16 @@ _INTERRUPTED = 130
 class Files:
     """Where to write the page, the schedule and the costs of the best plan; None for nowhere.
 
-    emit: for whom launch files are written into the folder. Raises ConfigError for a name that says
+    launch: for whom launch files are written, and where. Raises ConfigError for a name that says
     something else, or a folder that is not there, before anything is planned.
     """
 
     page: Path | None
     schedule: Path | None
     costs: Path | None
-    emit: str | None
-    folder: Path
+    launch: Emission
 
     def __post_init__(self) -> None:
-        if self.emit not in (None, "megatron"):
-            raise ConfigError(f"--emit {self.emit}: it must be megatron")
         for flag, path, suffix in (
             ("-o", self.page, ".html"),
             ("--output-schedule", self.schedule, ".csv"),
@@ -119,18 +116,7 @@ def _write(findings: Findings, files: Files) -> None:
         write(files.schedule, to_text(evaluator.programs.of(choice).schedule))
     if files.costs is not None:
         evaluator.costs(choice).save(files.costs)
-    launch = None if files.emit is None else _emit(findings, files.folder)
-    for path in (files.page, files.schedule, files.costs, launch):
+    launch = files.launch.write(findings)
+    for path in (files.page, files.schedule, files.costs, *launch):
         if path is not None:
             print(f"wrote {path}", file=sys.stderr)
-
-
-def _emit(findings: Findings, folder: Path) -> Path:
-    question, choice = findings.plan.question, findings.winner.choice
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make {folder}: {error.strerror or error}") from error
-    path = folder / "megatron.sh"
-    write(path, megatron_script(question, choice, title=headline(question)))
-    return path

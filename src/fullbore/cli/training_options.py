@@ -152,7 +152,8 @@ Schedule = Annotated[
         PIPELINE,
         "--schedule",
         metavar="NAME",
-        help="A name that `fullbore schedules` lists; 1f1b, or interleaved where v > 1.",
+        help="A name that `fullbore schedules` lists, or a CSV file; 1f1b, or interleaved where "
+        "v > 1.",
     ),
 ]
 LayersPerVirtualStage = Annotated[

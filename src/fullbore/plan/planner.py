@@ -20,7 +20,7 @@ from fullbore.plan.neighbours import faster
 from fullbore.plan.prices import Floats
 from fullbore.plan.question import Question
 from fullbore.plan.refine import refined
-from fullbore.plan.space import choices, recomputes, spreads
+from fullbore.plan.space import can_recompute, check_engines, choices, recomputes, spreads
 from fullbore.plan.ungiven import relieving
 
 __all__ = ["SLOWEST", "Plan", "Progress", "plan"]
@@ -88,6 +88,7 @@ def plan(
         raise ConfigError(f"--top {top}: it must be 1 or more")
     if effort is not None and effort.any:
         _check_searchable(question)
+    check_engines(question)
     planner = _Planner(question, top=top)
     complete = planner.run(report, stop)
     planner.improve(stop)
@@ -174,6 +175,8 @@ class _Planner:
         """The least number of layers a stage: fewer take more memory, more take more time."""
         assert made.layers is not None
         low, high = 1, max(made.layers)
+        if not can_recompute(self.question, _again(made, high).recompute):
+            return
         if not self._fits(_again(made, high)):
             return
         while low < high:
@@ -302,8 +305,9 @@ class _Planner:
 
 def _check_searchable(question: Question) -> None:
     fixed = question.fixed
-    if fixed.schedules is not None or fixed.megatron:
-        reason = "Megatron-LM has none of them" if fixed.megatron else "--schedule names some"
+    unable = next((engine for engine in fixed.engines if not engine.from_file), None)
+    if fixed.schedules is not None or unable is not None:
+        reason = "--schedule names some" if unable is None else f"{unable.title} has none of them"
         raise ConfigError(
             "--search-time and --search-iterations look for schedules that have no name, and "
             f"{reason}: leave out either"

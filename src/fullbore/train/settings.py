@@ -28,6 +28,7 @@ from fullbore.megatron import (
 )
 from fullbore.passes import offload
 from fullbore.schedules import FAMILIES
+from fullbore.train.schedule_file import SAID_BY_FILES, is_schedule_file, read_schedule_file
 
 __all__ = ["TrainSettings", "flag", "read_config"]
 
@@ -165,6 +166,8 @@ class TrainSettings(BaseModel):
         ranks = self.pipeline_model_parallel_size
         if ranks < 1:
             raise ConfigError(f"--pipeline-model-parallel-size is {ranks}: the nearest legal is 1")
+        if is_schedule_file(self.schedule):
+            return self._shape_of_file(self.schedule, layers)
         virtual_stages = self._virtual_stages(layers)
         return choose_schedule(
             name=self.schedule,
@@ -173,6 +176,22 @@ class TrainSettings(BaseModel):
             microbatches=self.microbatches,
             group_size=self.microbatch_group_size_per_virtual_pipeline_stage,
             layers=None if layers is None else self._layers_by_hand(layers, virtual_stages),
+        )
+
+    def _shape_of_file(self, path: str, layers: int | None) -> PipelineShape:
+        made = read_schedule_file(
+            path,
+            ranks=self.pipeline_model_parallel_size,
+            microbatches=self.microbatches,
+            typed={flag(name): getattr(self, name) for name in SAID_BY_FILES},
+        )
+        return PipelineShape(
+            schedule=made.name,
+            ranks=made.ranks,
+            virtual_stages=made.virtual_stages,
+            microbatches=made.microbatches,
+            layers=None if layers is None else self._layers_by_hand(layers, made.virtual_stages),
+            made=made,
         )
 
     @property

@@ -8,6 +8,7 @@ from typing import Literal, cast
 from fullbore.cost.hardware import Overlap
 from fullbore.cost.model import Kernels, Precision, Recompute
 from fullbore.plan.choice import NONE, Choice, Spread
+from fullbore.plan.engines import engine_of
 from fullbore.plan.explain.job import Job, Refused
 from fullbore.plan.question import Fixed, Question
 
@@ -31,7 +32,7 @@ def question_of(job: Job, *, memory_limit_bytes: float | None = None) -> Questio
         sequence=job.size("seq_length"),
         precision=precision_of(job),
         kernels=Kernels(flash=given.flash is not False),
-        fixed=Fixed(megatron=True),
+        fixed=Fixed(engines=(engine_of("megatron"),)),
         overlap=Overlap(
             forward=job.has("tp_comm_overlap"),
             expert=job.has("overlap_moe_expert_parallel_comm"),

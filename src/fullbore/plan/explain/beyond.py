@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fullbore.errors import ConfigError, ScheduleError
-from fullbore.plan.emit import MEGATRON_SCHEDULES
+from fullbore.plan.engines import engine_of
 from fullbore.plan.evaluate import Evaluated, Evaluator
 from fullbore.plan.explain.advice import NOTABLE, Desk
 from fullbore.plan.explain.job import Job
@@ -46,7 +46,7 @@ def beyond_of(desk: Desk, job: Job, now: Evaluated) -> Beyond | None:
 def _evaluated(evaluator: Evaluator, now: Evaluated) -> list[Evaluated]:
     made = []
     for family in RUNNABLE:
-        if family.name not in MEGATRON_SCHEDULES:
+        if family.name not in engine_of("megatron").schedules:
             try:
                 made.append(evaluator.evaluate(of_family(now.choice, family)))
             except (ConfigError, ScheduleError):
