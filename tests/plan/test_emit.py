@@ -44,7 +44,7 @@ def test_equal_stages_need_no_layout():
 
 
 def test_experts_beside_another_microbatch_are_told():
-    question, choice = chosen()
+    question, _, choice = chosen(**TWO)
     question = replace(question, overlap=Overlap(expert=True))
     flag = "--overlap-moe-expert-parallel-comm"
     assert flag not in " ".join(megatron_arguments(question, choice))
