@@ -110,6 +110,15 @@ def test_what_was_fixed_holds(fullbore, config):
 
 # The first search on a machine compiles its kernels.
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("more", [(), ("--recompute-granularity", "full", "-p", 4)])
+def test_the_printed_flags_give_that_plan(fullbore, config, more):
+    (best, *_) = json.loads(plan(fullbore, config, "--json", *more).out)["plans"]
+    again = plan(fullbore, config, "--json", *best["flags"].split())
+    assert again.status == 0, again.err
+    (same,) = json.loads(again.out)["plans"]
+    assert same == best
+
+
 def test_the_schedule_and_its_costs_simulate_to_the_same_pipeline(fullbore, config, tmp_path):
     csv, costs = tmp_path / "best.csv", tmp_path / "costs.json"
     files = ("--output-schedule", csv, "--output-costs", costs)

@@ -82,14 +82,14 @@ def headline(question: Question) -> str:
 
 
 def flags(choice: Choice) -> str:
-    """The choice as Megatron's flags, as far as it has them."""
+    """The choice as flags of `fullbore plan`, which are Megatron's as far as it has them."""
     spread = choice.spread
     told = [
         f"--pipeline-model-parallel-size {spread.pipeline}",
         f"--tensor-model-parallel-size {spread.tensor}",
     ]
-    if spread.sequence_parallel:
-        told.append("--sequence-parallel")
+    if spread.tensor > 1:
+        told.append(_switch("sequence-parallel", on=spread.sequence_parallel))
     if spread.context > 1:
         told.append(f"--context-parallel-size {spread.context}")
     if spread.expert > 1:
@@ -106,10 +106,13 @@ def flags(choice: Choice) -> str:
     if choice.recompute.granularity != "none":
         told.append(f"--recompute-granularity {choice.recompute.granularity}")
     if choice.recompute.layers is not None:
-        told.append(f"--recompute-method block --recompute-num-layers {choice.recompute.layers}")
-    if spread.distributed:
-        told.append("--use-distributed-optimizer")
+        told.append(f"--recompute-num-layers {choice.recompute.layers}")
+    told.append(_switch("use-distributed-optimizer", on=spread.distributed))
     return " ".join(told)
+
+
+def _switch(name: str, *, on: bool) -> str:
+    return f"--{name}" if on else f"--no-{name}"
 
 
 def totals(findings: Findings) -> list[tuple[str, str]]:
