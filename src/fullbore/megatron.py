@@ -45,8 +45,9 @@ class PipelineShape:
     """What a set of pipeline flags means once its arithmetic has been checked.
 
     schedule: a name of `fullbore.schedules.FAMILIES`. ranks P, virtual_stages v, microbatches M.
-    group_size: G, None where the schedule has none. layers: how many layers each of the S = P*v
-    stages has, in the model's order; None where the number of layers was not given.
+    group_size: G, None where the schedule has none. slices: k, None for the schedule's own choice.
+    layers: how many layers each of the S = P*v stages has, in the model's order; None where the
+    number of layers was not given.
     """
 
     schedule: str
@@ -54,6 +55,7 @@ class PipelineShape:
     virtual_stages: int
     microbatches: int
     group_size: int | None = None
+    slices: int | None = None
     layers: tuple[int, ...] | None = None
 
     def build(self) -> Schedule:
@@ -64,6 +66,7 @@ class PipelineShape:
             microbatches=self.microbatches,
             virtual_stages=self.virtual_stages,
             microbatch_group_size=self.group_size,
+            slices=self.slices,
         )
 
 
@@ -159,6 +162,7 @@ def choose_schedule(
     virtual_stages: int,
     microbatches: int,
     group_size: int | None,
+    slices: int | None = None,
     layers: tuple[int, ...] | None = None,
 ) -> PipelineShape:
     """The shape of the schedule of this name, by default Megatron's: 1F1B, interleaved if v > 1.
@@ -175,6 +179,7 @@ def choose_schedule(
         virtual_stages=virtual_stages,
         microbatches=microbatches,
         group_size=group_size,
+        slices=slices,
         layers=layers,
     )
 

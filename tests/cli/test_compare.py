@@ -89,10 +89,14 @@ def test_a_file_of_another_shape_is_refused(fullbore, tmp_path):
     assert ran.status == 2 and "mine has P=4 and M=3, and the job P=4 and M=8" in ran.err
 
 
-@pytest.mark.parametrize("name", ["dualpipe", "seq1f1b"])
-def test_what_the_runtime_cannot_carry_out_is_refused(fullbore, name):
-    ran = fullbore(*PACED, "-m", 8, "--schedules", f"1f1b,{name}")
-    assert ran.status == 2 and name in ran.err and "simulate it" in ran.err
+def test_what_the_runtime_cannot_carry_out_is_refused(fullbore):
+    ran = fullbore(*PACED, "-m", 8, "--schedules", "1f1b,dualpipe")
+    assert ran.status == 2 and "dualpipe" in ran.err and "simulate it" in ran.err
+
+
+def test_slices_of_no_schedule_are_refused(fullbore):
+    ran = fullbore(*PACED, "-m", 8, "--schedules", "1f1b", "--slices", 2)
+    assert ran.status == 2 and "--slices is for seq1f1b: compare it too" in ran.err
 
 
 def test_an_output_that_cannot_be_made_is_refused(fullbore, tmp_path):

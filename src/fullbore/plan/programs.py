@@ -21,8 +21,8 @@ __all__ = ["RUNNABLE", "Outline", "Program", "Programs", "family_of", "groups"]
 
 Floats = npt.NDArray[np.float64]
 
-# The engine runs these.
-RUNNABLE: tuple[Family, ...] = tuple(family for family in FAMILIES if family.runs)
+# The engine runs these, on whole sequences.
+RUNNABLE: tuple[Family, ...] = tuple(f for f in FAMILIES if f.runs and not f.takes_slices)
 
 _MOST_ACTIONS = 3_000_000  # kept ready at once: some 400 MB
 

@@ -150,7 +150,9 @@ class Pipeline:
             records=None if flight_record is None else Path(flight_record),
         )
         self.record, self.step_number = record, 1
-        self._meter = ActivationMeter(list(stages.values()), microbatches=schedule.microbatches)
+        self._meter = ActivationMeter(
+            list(stages.values()), microbatches=schedule.microbatches, slices=schedule.slices
+        )
         self._clock, self._life, self._closed = clock, 0, False
         self._main_gradients = None
         if main_grad_dtype is not None:

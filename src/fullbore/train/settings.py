@@ -63,6 +63,7 @@ class TrainSettings(BaseModel):
     decoder_last_pipeline_num_layers: int | None = None
     stage_layers: tuple[int, ...] | None = None
     schedule: str | None = None
+    slices: int | None = Field(default=None, ge=1)
     overlap_p2p_communication: bool = True
     recompute: Literal["none", "full", "placed"] | Annotated[int, Field(ge=0)] | None = None
     recompute_granularity: Literal["full", "selective"] | None = None
@@ -172,6 +173,7 @@ class TrainSettings(BaseModel):
             virtual_stages=virtual_stages,
             microbatches=self.microbatches,
             group_size=self.microbatch_group_size_per_virtual_pipeline_stage,
+            slices=self.slices,
             layers=None if layers is None else self._layers_by_hand(layers, virtual_stages),
         )
 
@@ -279,7 +281,7 @@ class TrainSettings(BaseModel):
         self._check_recompute()
         self._check_schedule()
         if self.num_layers_per_virtual_pipeline_stage is None:
-            self.shape().build()
+            self._check_slices(self.shape().build().slices)
         elif self.microbatches < 1 or self.num_virtual_stages_per_pipeline_rank is not None:
             self.shape()  # its own words for what is wrong; the rest waits for the model's layers
 
@@ -290,6 +292,22 @@ class TrainSettings(BaseModel):
             raise ConfigError(
                 f"--schedule {self.schedule} can be simulated, and not be run: "
                 f"fullbore simulate it, or choose {' or '.join(runnable)}"
+            )
+
+    def _check_slices(self, slices: int) -> None:
+        if self.seq_length % slices:
+            below = self.seq_length // slices * slices
+            legal = f"{below} or {below + slices}" if below else f"{slices}"
+            raise ConfigError(
+                f"--seq-length {self.seq_length} makes no {slices} --slices of one length: the "
+                f"nearest legal values are {legal}"
+            )
+        if slices > 1 and self.offload is not None:
+            raise ConfigError("--offload would send away what later --slices attend to: leave it")
+        if slices > 1 and isinstance(self.recomputation, int) and self.recomputation:
+            raise ConfigError(
+                f"--recompute {self.recomputation} blocks cannot be done with --slices: the "
+                "nearest legal value is full"
             )
 
     def _check_recompute(self) -> None:
