@@ -128,6 +128,14 @@ def test_batches_that_cannot_be_cut_are_refused() -> None:
         assert all(map(torch.equal, whole.outputs, told.outputs))
 
 
+def test_bytes_of_a_microbatch_are_those_of_its_slices_together() -> None:
+    x = torch.randn(2, 8, jobs.WIDTH)
+    with alone(jobs.Attending(), 2, 4, record=True) as pipe:
+        result = pipe.step(x, x)
+    # alone a rank holds one microbatch at most; later slices keep the keys of more tokens
+    assert result.stage_activation_bytes == result.peak_activation_bytes
+
+
 class Forgetful(nn.Linear):
     def forward(self, x: torch.Tensor, carry: Any = None) -> Any:
         return super().forward(x)

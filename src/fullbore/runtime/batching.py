@@ -36,9 +36,10 @@ def make_batch(
     )
     _check_slices(setup, cut)
     m = cut.parts
+    parts = split(inputs, cut, what="inputs") if first else [None] * m
     labels = split(targets, cut, what="targets") if last else [None] * m
     return Batch(
-        inputs=split(inputs, cut, what="inputs") if first else [None] * m,
+        inputs=parts,
         targets=labels,
         counts=_count(labels, setup.count_fn) if last and targets is not None else [],
         kwargs=split(dict(kwargs or {}), cut, what="kwargs"),
