@@ -39,6 +39,10 @@ def test_gradients_equal_those_of_whole_sequences(ranks: int) -> None:
             assert loss_off <= close, (case, loss_off)
 
 
+def test_replicas_have_the_gradients_of_the_whole_batch() -> None:
+    assert max(run_ranks(jobs.compare_replicas, 2, Case(2, 4))) <= 1e-12
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_is_held_is_what_the_verifier_counts(ranks: int) -> None:
     cases = [Case(3, 2), Case(2, 4)]

@@ -16,6 +16,7 @@ import torch
 from family_jobs import Marked
 from pipe_models import Grads, gradients, own
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 from fullbore import schedules
@@ -189,6 +190,18 @@ def _compare(rank: int, ranks: int, case: Case) -> tuple[float, float]:
             for module in (*stages, *twins):
                 module.zero_grad()
     return off, loss_off
+
+
+def compare_replicas(rank: int, case: Case) -> float:
+    """The largest error of any gradient where two ranks are replicas, each with rows of its own."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "pp"))
+    stage, twin = (make_stages(1, case.dtype)[0] for _ in range(2))
+    ids, targets = text(2 * ROWS * case.microbatches, seed=1)
+    _, expected = whole([twin], ids, targets)
+    mine = slice(rank, None, 2)
+    with Pipeline({0: stage}, case.schedule(1), token_sum, count_fn=counted, mesh=mesh) as pipe:
+        pipe.step(ids[mine], targets[mine])
+    return largest_error(gradients({0: stage}), expected)
 
 
 def whole(

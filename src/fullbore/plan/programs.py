@@ -146,12 +146,12 @@ def _built(choice: Choice) -> Schedule:
 
 
 def family_of(name: str) -> Family:
-    """The family of this name; ScheduleError where the engine runs none that is called so."""
+    """The family of this name; ScheduleError where none that can be planned is called so."""
     for family in RUNNABLE:
         if family.name == name:
             return family
     known = ", ".join(family.name for family in RUNNABLE)
-    raise ScheduleError(f"--schedule {name}: the engine runs {known}")
+    raise ScheduleError(f"--schedule {name}: plans are made with {known}")
 
 
 def groups(family: Family, *, ranks: int, microbatches: int) -> tuple[int | None, ...]:
