@@ -183,7 +183,7 @@ def _compare(rank: int, ranks: int, case: Case) -> tuple[float, float]:
             loss, expected = whole(twins, ids, targets)
             off = max(off, largest_error(gradients(mine), {}, zero=True))
             result = pipe.step(ids, targets)
-            evaluated = pipe.evaluate(ids, targets)
+            evaluated = pipe.evaluate(ids, targets) if step else result
             off = max(off, largest_error(gradients(mine), expected))
             assert result.loss is not None and evaluated.loss is not None
             loss_off = max(loss_off, abs(result.loss - loss), abs(evaluated.loss - loss))

@@ -16,10 +16,30 @@ from torch import Tensor, nn
 
 from fullbore.errors import ModelError
 
-__all__ = ["Carried", "cache_argument", "cache_of", "carried_in", "tokens_of"]
+__all__ = ["Carried", "cache_argument", "cache_of", "carried_in", "check_slices", "tokens_of"]
+
+_KEEPING = {"full_attention", "sliding_attention"}  # layers that keep keys and values
 
 # tokens so far, and keys and values [b, heads, tokens, width] of each own layer
 Carried = tuple[int, tuple[tuple[Tensor, Tensor], ...]]
+
+
+def check_slices(model: nn.Module) -> None:
+    """Raise ModelError where a model says that its layers do not attend to keys that a cache keeps.
+
+    What it does not say its layers tell in their first step, by `carried_in`.
+    """
+    config: Any = model.config
+    types = set(getattr(config.get_text_config(), "layer_types", None) or ()) - _KEEPING
+    reason = f"it has layers of type {', '.join(sorted(types))}" if types else None
+    names = inspect.signature(model.forward).parameters
+    if reason is None and not {"cache", "past_key_values"} & set(names):
+        reason = "its forward takes no cache"
+    if reason is not None:
+        raise ModelError(
+            f"{type(model).__name__} cannot run on sequences in slices, since {reason}: choose a "
+            "schedule that does not cut them"
+        )
 
 
 def tokens_of(carried: Carried | tuple[()]) -> int:
