@@ -3,7 +3,8 @@
 One process runs the microbatches one after the other on one core; two ranks run them through a
 pipeline on a core each. Efficiency = time of one process / (2 x time of the pipeline). The bound
 is the same with the time that the simulator gives for the stages' measured times (medians over
-the microbatches of our own steps, messages free), so reached = simulated / measured time.
+the microbatches of our own steps, messages free), so reached = simulated / measured time. A step
+begins without gradients; the sum of tied weights' gradients over the ranks is in every time.
 """
 
 from __future__ import annotations
@@ -121,11 +122,14 @@ class Ours:
     """Our pipeline, which records every step."""
 
     pipe: Pipeline
+    stages: dict[int, nn.Module]
     batch: tuple[torch.Tensor, torch.Tensor]
     timelines: list[Any]
 
     def __call__(self) -> None:
         """One step."""
+        for module in self.stages.values():
+            module.zero_grad()
         self.timelines.append(self.pipe.step(*self.batch).timeline)
 
 
@@ -133,11 +137,14 @@ def ours(schedule: Schedule, setting: Setting, rank: int) -> Ours:
     """A step of ours."""
     mine = cut(setting, schedule.stages, schedule.placement.stages_of(rank))
     pipe = Pipeline(mine.stages, schedule, loss_fn, tied=mine.tied, record=True)
-    return Ours(pipe, batch_of(setting), [])
+    return Ours(pipe, mine.stages, batch_of(setting), [])
 
 
 def torchs(schedule: Schedule, setting: Setting, rank: int) -> Step | None:
-    """A step of torch's schedule of that name, on the same cut; it leaves tied weights alone."""
+    """A step of torch's schedule of that name, on the same cut.
+
+    It leaves tied weights alone, so what its users must do is done here: sum their gradients.
+    """
     kinds: dict[str, Any] = {
         "gpipe": torch_schedules.ScheduleGPipe,
         "1f1b": torch_schedules.Schedule1F1B,
@@ -145,17 +152,35 @@ def torchs(schedule: Schedule, setting: Setting, rank: int) -> Step | None:
     }
     if schedule.name not in kinds:
         return None
-    mine = cut(setting, schedule.stages, schedule.placement.stages_of(rank)).stages
-    made = [PipelineStage(m, s, schedule.stages, torch.device("cpu")) for s, m in mine.items()]
+    mine = cut(setting, schedule.stages, schedule.placement.stages_of(rank))
+    device = torch.device("cpu")
+    made = [PipelineStage(m, s, schedule.stages, device) for s, m in mine.stages.items()]
+    copies = [m.get_parameter(t[s]) for t in mine.tied for s, m in mine.stages.items() if s in t]
     given = made if schedule.name == "interleaved" else made[0]
     pipe = kinds[schedule.name](given, setting.microbatches, loss_fn=loss_fn)
     ids, labels = batch_of(setting)
     first, last = rank == 0, rank == RANKS - 1
 
     def step() -> None:
+        for module in mine.stages.values():
+            module.zero_grad()
         pipe.step(*([ids] if first else []), **({"target": labels, "losses": []} if last else {}))
+        for copy in copies:
+            dist.all_reduce(copy.grad)
 
     return step
+
+
+def turns(engines: list[str], rounds: int) -> list[tuple[str, bool]]:
+    """Whose turn it is, and whether it counts: each one's first does not.
+
+    The engines alternate, every other round backwards; the one process, in whose turns the other
+    rank's memory grows cold, goes before and after them all.
+    """
+    alone = [("one", round_ > 0) for round_ in range(1 + rounds // 2)]
+    there_and_back = (engines, engines[::-1])
+    between = [(e, round_ > 0) for round_ in range(rounds + 1) for e in there_and_back[round_ % 2]]
+    return [*alone, *between, *[("one", True)] * (rounds - rounds // 2)]
 
 
 def measure(rank: int, setting: Setting) -> dict[str, Any]:
@@ -169,17 +194,15 @@ def measure(rank: int, setting: Setting) -> dict[str, Any]:
         theirs = torchs(schedule, setting, rank)
         if theirs is not None:
             made[f"torch {name}"] = theirs
-    order = ["one", *(name for name in made if name != "one")]
-    times: dict[str, list[float]] = {name: [] for name in order}
-    for round_ in range(setting.rounds + 1):
-        for name in order:
-            dist.barrier()
-            begun_s = time.perf_counter()
-            if name in made:
-                made[name]()
-            dist.barrier()
-            if round_:
-                times[name].append(time.perf_counter() - begun_s)
+    times: dict[str, list[float]] = {name: [] for name in ["one", *sorted({*made} - {"one"})]}
+    for name, counts in turns(list(times)[1:], setting.rounds):
+        dist.barrier()
+        begun_s = time.perf_counter()
+        if name in made:
+            made[name]()
+        dist.barrier()
+        if counts:
+            times[name].append(time.perf_counter() - begun_s)
     simulated = {}
     for name in setting.names:
         schedule, step = build(name, setting), made[f"fullbore {name}"]

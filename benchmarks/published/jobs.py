@@ -58,8 +58,9 @@ class Measured:
 class Job:
     """One run. overlapped: whether messages between stages travel beside computation.
     hides_reduction: whether gradients are summed beside the backward. distributed: ZeRO-1. spares:
-    names of kept tensors that the run computed again besides `recompute`. fits: whether constants
-    are fitted to its step. mixture: of experts.
+    names of kept tensors that the run computed again besides `recompute`. layers: of each stage,
+    where the run's recipe says; nearly equal if not. fits: whether constants are fitted to its
+    step. mixture: of experts. note: what else its table says of it.
     """
 
     table: str
@@ -80,6 +81,7 @@ class Job:
     overlapped: bool
     tensor_overlap: bool
     forward_overlap: bool
+    expert_overlap: bool
     hides_reduction: bool
     distributed: bool
     spares: tuple[str, ...]
@@ -87,6 +89,8 @@ class Job:
     gpu: str = "a100"
     fits: bool = False
     mixture: bool = False
+    layers: tuple[int, ...] | None = None
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -95,7 +99,8 @@ class Job:
         size = f"P={self.ranks} M={self.microbatches}"
         length = f" s={self.sequence}" if self.measured.activations_only else ""
         many = f" on {self.layout.ranks}" if self.gpu != "a100" else ""
-        return f"{self.model} {self.printed} {size}{length}{many}{full}"
+        told = f", {self.note}" if self.note else ""
+        return f"{self.model} {self.printed} {size}{length}{many}{full}{told}"
 
     def under(self, constants: Constants) -> Job:
         """The same on devices with other constants."""
@@ -222,7 +227,7 @@ def _recent(row: dict[str, str]) -> Job:
         table=row["source"].partition(",")[0],
         model=row["model"],
         shape=shape,
-        precision=Precision.named(row["precision"]),
+        precision=_precision_of(row),
         schedule="interleaved" if sizes["v"] > 1 else "1f1b",
         printed=f"{row['gpu']} {row['precision']}",
         ranks=ranks,
@@ -251,6 +256,7 @@ def _recent(row: dict[str, str]) -> Job:
         overlapped=True,
         tensor_overlap=True,
         forward_overlap=True,
+        expert_overlap=row.get("overlap") == "1",
         hides_reduction=True,
         distributed=True,
         spares=(),
@@ -258,7 +264,24 @@ def _recent(row: dict[str, str]) -> Job:
         gpu=row["gpu"],
         fits=row["used"] == "fit",
         mixture="ep" in row,
+        layers=_layers(row.get("layers", "")),
+        note=", ".join(filter(None, (row.get("tokens", ""), row.get("also", "")))),
     )
+
+
+def _precision_of(row: dict[str, str]) -> Precision:
+    """Megatron Bridge's recipes sum gradients in 16 bits (grad_reduce_in_fp32 = False)."""
+    named = Precision.named(row["precision"])
+    return replace(named, gradient=2.0) if "Megatron Bridge" in row["source"] else named
+
+
+def _layers(text: str) -> tuple[int, ...] | None:
+    """`4*15 1` is fifteen stages of four layers, then one of one."""
+    made: list[int] = []
+    for part in text.split():
+        each, _, times = part.partition("*")
+        made += [int(each)] * int(times or 1)
+    return tuple(made) or None
 
 
 def _shape(name: str) -> ModelShape:
@@ -325,6 +348,7 @@ def _job(
         overlapped=overlapped,
         tensor_overlap=tensor_overlap,
         forward_overlap=False,
+        expert_overlap=False,
         hides_reduction=hides_reduction,
         distributed=False,
         spares=spares,

@@ -1,4 +1,4 @@
-"""What Fullbore predicts for a job: stages priced, the schedule simulated, memory summed."""
+"""What Fullbore predicts for a job: its row given to the planner as a fixed choice."""
 
 from __future__ import annotations
 
@@ -11,25 +11,110 @@ from jobs import Job
 
 from fullbore import schedules
 from fullbore.cost import Costs
-from fullbore.cost.hardware import Overlap, Roofline, optimizer_s, reduction_s, stage_costs, step_s
+from fullbore.cost.hardware import Overlap
 from fullbore.cost.model import Kernels, ModelShape, Piece, Precision, Recompute, Split
 from fullbore.cost.model.layer import pieces
 from fullbore.ir import Schedule
+from fullbore.plan import Choice, Evaluator, Question, Spread
+from fullbore.plan.figures import figures
+from fullbore.plan.question import Allowance
 from fullbore.sim import simulate
-from fullbore.timeline import Timeline, live_curves, summarize
+from fullbore.timeline import live_curves, summarize
 
-__all__ = ["Predicted", "bubble", "predict", "stages_of"]
+__all__ = [
+    "Predicted",
+    "activations_gb",
+    "bubble",
+    "choice_of",
+    "predict",
+    "question_of",
+    "stages_of",
+]
+
+# Published peaks are an allocator's: neither CUDA's context nor fragmentation is in them.
+ALLOCATED = Allowance(context_bytes=0.0, fragmented=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """A step's seconds; GB of the fullest rank, all of it and activations alone."""
+    """A step's seconds, its MFU (attention counted as the row's kernels compute it), and GB of
+    what the fullest rank has allocated.
+    """
 
     step_s: float
-    pipeline_s: float
+    mfu: float
     memory_gb: float
-    activations_gb: float
-    costs: Costs
+
+
+def predict(job: Job) -> Predicted:
+    """What `Evaluator.evaluate` says of the row's own choice."""
+    question = question_of(job)
+    evaluator = Evaluator(question)
+    one = evaluator.evaluate(choice_of(job))
+    return Predicted(
+        step_s=one.step_s,
+        mfu=figures(question, one.choice, step_s=one.step_s).mfu,
+        memory_gb=one.peak_bytes / 1e9,
+    )
+
+
+def question_of(job: Job) -> Question:
+    """The row as a question: model, cluster, batch and how the run was carried out."""
+    return Question(
+        shape=job.shape,
+        cluster=job.layout.cluster,
+        global_batch=job.microbatches * job.microbatch * job.layout.data,
+        sequence=job.sequence,
+        precision=job.precision,
+        kernels=job.kernels,
+        allowance=ALLOCATED,
+        overlap=Overlap(
+            backward=job.tensor_overlap, forward=job.forward_overlap, expert=job.expert_overlap
+        ),
+        overlap_messages=job.overlapped,
+        overlap_gradients=job.hides_reduction,
+        causal=job.kernels.flash,
+    )
+
+
+def choice_of(job: Job) -> Choice:
+    """The row's sizes, schedule and layers; nothing is left for the planner to choose."""
+    layout = job.layout
+    spread = Spread(
+        pipeline=job.ranks,
+        tensor=layout.tensor,
+        context=layout.context,
+        expert=layout.expert,
+        data=layout.data,
+        microbatch_size=job.microbatch,
+        microbatches=job.microbatches,
+        sequence_parallel=job.split.sequence_parallel,
+        distributed=job.distributed,
+        expert_tensor=layout.expert_tensor,
+    )
+    return Choice(
+        spread=spread,
+        schedule=job.schedule,
+        virtual_stages=job.virtual_stages,
+        recompute=job.recompute,
+        layers=layers_of(job),
+    )
+
+
+def layers_of(job: Job) -> tuple[int, ...]:
+    """Layers of each stage, as its recipe says; else nearly equal, and where they do not divide,
+    both ends count as a layer.
+    """
+    if job.layers is not None:
+        return job.layers
+    count, layers = job.ranks * job.virtual_stages, len(job.shape.layers)
+    ends_count = 1 if layers % count else 0
+    slots = layers + 2 * ends_count
+    ends = [round(slots * stage / count) for stage in range(count + 1)]
+    made = [end - start for start, end in pairwise(ends)]
+    made[0] -= ends_count
+    made[-1] -= ends_count
+    return tuple(made)
 
 
 def bubble(job: Job) -> float:
@@ -47,28 +132,21 @@ def bubble(job: Job) -> float:
     return summarize(simulate(schedule, costs), schedule).span_bubble_fraction
 
 
-def predict(job: Job) -> Predicted:
-    """Seconds and memory from the model's shape and the cluster's presets alone."""
-    stages = stages_of(job)
-    roofline = Roofline(
-        layout=job.layout,
-        precision=job.precision,
-        kernels=job.kernels,
-        overlap=Overlap(backward=job.tensor_overlap, forward=job.forward_overlap),
+def activations_gb(job: Job) -> float:
+    """GB of activations alone, of the rank that holds most, where a run computed again what the
+    planner has no name for (`spares`).
+    """
+    schedule, stages = _schedule(job), stages_of(job)
+    uniform = Costs.uniform(stages=len(stages), forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0)
+    curves = live_curves(
+        simulate(schedule, uniform),
+        schedule,
+        held_after_forward=[sum(piece.kept_bytes for piece in stage) for stage in stages],
+        held_after_input_grad=[sum(piece.held_bytes for piece in stage) for stage in stages],
+        held_before_recompute=[None for _ in stages],
+        leaves_at_offload=[None for _ in stages],
     )
-    costs = stage_costs(roofline, stages, message_bytes=_message_bytes(job))
-    schedule = _schedule(job)
-    timeline = simulate(schedule, costs, overlap=job.overlapped)
-    pipeline_s = summarize(timeline, schedule).makespan_s
-    held = _activation_peaks(timeline, schedule, costs) if job.measured.memory_gb else [0.0]
-    fixed = [_state_bytes(job, stages, schedule, rank) for rank in range(job.ranks)]
-    return Predicted(
-        step_s=_step_s(job, stages, schedule, pipeline_s),
-        pipeline_s=pipeline_s,
-        memory_gb=max(a + b for a, b in zip(held, fixed, strict=False)) / 1e9,
-        activations_gb=max(held) / 1e9,
-        costs=costs,
-    )
+    return max(curve.peak for curve in curves) / 1e9
 
 
 @cache
@@ -106,25 +184,23 @@ def _pieces(
 
 
 def stages_of(job: Job) -> list[list[Piece]]:
-    """Layers in nearly equal stages; where they do not divide, both ends count as a layer."""
-    made = _pieces(
-        job.shape,
-        job.split,
-        job.sequence,
-        job.microbatch,
-        job.recompute,
-        job.precision,
-        job.kernels,
+    """The pieces of each stage, without what the run computed again besides."""
+    first, *rest, last = (
+        _spared(piece, job.spares)
+        for piece in _pieces(
+            job.shape,
+            job.split,
+            job.sequence,
+            job.microbatch,
+            job.recompute,
+            job.precision,
+            job.kernels,
+        )
     )
-    first, *layers, last = (_spared(piece, job.spares) for piece in made)
-    count = job.ranks * job.virtual_stages
-    slots: list[list[Piece]] = [[piece] for piece in layers]
-    if len(layers) % count:
-        slots = [[], *slots, []]
-    ends = [round(len(slots) * stage / count) for stage in range(count + 1)]
-    stages = [
-        [piece for slot in slots[start:end] for piece in slot] for start, end in pairwise(ends)
-    ]
+    stages, start = [], 0
+    for number in layers_of(job):
+        stages.append(rest[start : start + number])
+        start += number
     stages[0].insert(0, first)
     stages[-1].append(last)
     return stages
@@ -135,53 +211,3 @@ def _spared(piece: Piece, spares: Sequence[str]) -> Piece:
         return piece
     kept = tuple(tensor for tensor in piece.kept if not any(name in tensor.name for name in spares))
     return replace(piece, kept=kept)
-
-
-def _message_bytes(job: Job) -> float:
-    """s·b·h 16-bit numbers; tensor-parallel ranks share one message between them."""
-    tokens = job.sequence * job.microbatch / job.split.context
-    return 2.0 * tokens * job.shape.hidden / job.split.tensor
-
-
-def _activation_peaks(timeline: Timeline, schedule: Schedule, costs: Costs) -> list[float]:
-    """Bytes on each rank when it holds most."""
-    curves = live_curves(
-        timeline,
-        schedule,
-        held_after_forward=[stage.activation_bytes or 0.0 for stage in costs.stages],
-        held_after_input_grad=[stage.input_grad_held_bytes or 0.0 for stage in costs.stages],
-        held_before_recompute=[None for _ in costs.stages],
-        leaves_at_offload=[None for _ in costs.stages],
-    )
-    return [curve.peak for curve in curves]
-
-
-def _parameters(stages: Sequence[Sequence[Piece]], schedule: Schedule, rank: int) -> float:
-    mine = schedule.placement.stages_of(rank)
-    return sum(piece.parameters for stage in mine for piece in stages[stage])
-
-
-def _state_bytes(
-    job: Job, stages: Sequence[Sequence[Piece]], schedule: Schedule, rank: int
-) -> float:
-    """Weights, gradients, main weights and moments."""
-    held = job.precision
-    each = held.weight + held.gradient + held.main_weight + held.moments
-    return _parameters(stages, schedule, rank) * each
-
-
-def _step_s(
-    job: Job, stages: Sequence[Sequence[Piece]], schedule: Schedule, pipeline_s: float
-) -> float:
-    """With gradients summed over replicas and the optimizer, on the rank that has most to do."""
-    most = max(_parameters(stages, schedule, rank) for rank in range(job.ranks))
-    shards = job.layout.ring("gradient").size if job.distributed else 1
-    summed_s = 0.0
-    if not job.hides_reduction:
-        summed_s = reduction_s(job.layout, job.precision, dense=most)
-    return step_s(
-        job.layout,
-        pipeline_s=pipeline_s,
-        reduction_s=summed_s,
-        optimizer_s=optimizer_s(job.layout, job.precision, parameters=most, shards=shards),
-    )

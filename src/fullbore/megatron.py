@@ -47,7 +47,7 @@ class PipelineShape:
     schedule: a name of `fullbore.schedules.FAMILIES`. ranks P, virtual_stages v, microbatches M.
     group_size: G, None where the schedule has none. slices: k, None for the schedule's own choice.
     layers: how many layers each of the S = P*v stages has, in the model's order; None where the
-    number of layers was not given.
+    number of layers was not given. made: a schedule that no name stands for.
     """
 
     schedule: str
@@ -57,9 +57,12 @@ class PipelineShape:
     group_size: int | None = None
     slices: int | None = None
     layers: tuple[int, ...] | None = None
+    made: Schedule | None = None
 
     def build(self) -> Schedule:
         """The schedule itself, compute actions only; raises ScheduleError if it does not exist."""
+        if self.made is not None:
+            return self.made
         return build(
             self.schedule,
             ranks=self.ranks,
@@ -300,12 +303,17 @@ def _check_own(flag: str, number: int, virtual_stages: int) -> None:
 
 
 def _check_group(*, ranks: int, microbatches: int, group_size: int | None) -> None:
-    """Megatron's rules for G: at least P, and the last group whole or at least P long."""
+    """Megatron's rules for G: from P to M, and the last group whole or at least P long."""
     group = ranks if group_size is None else group_size
     if group < ranks:
         raise ConfigError(
             f"{_GROUP} (G) is {group} and P is {ranks}: a group must fill the pipeline, so the "
             f"nearest legal value is {ranks}"
+        )
+    if group > microbatches >= ranks:
+        raise ConfigError(
+            f"{_GROUP} (G) is {group} and M is {microbatches}: a group is part of a step, so the "
+            f"nearest legal value is {microbatches}"
         )
     rest = microbatches % group
     if 0 < rest < ranks:

@@ -54,6 +54,8 @@ def test_one_rank_needs_no_other_and_threads_beyond_the_cores_are_said() -> None
     [
         (("--ranks", 0), "--ranks 0: it must be 1 or more"),
         (("--threads", -1), "--threads -1: it must be 1 or more"),
+        (("--ranks", 10**6), "--ranks 1000000: on one machine it must be at most 1024"),
+        (("--threads", 10**9), "--threads 1000000000: on one machine it must be at most 1024"),
         (("--precision", "fp4"), "--precision fp4: choose fp32, bf16, fp16"),
         (("-o", "here.json"), "a cluster file is TOML; end the name in .toml"),
         (("-o", "no/such/here.toml"), "there is no folder"),

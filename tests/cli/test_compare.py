@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_runs import FULLBORE, PATIENCE_S
+from command_runs import FULLBORE, PATIENCE_S, ranks_of
 from tiny_text import write_model, write_text
 
 from fullbore import schedules
@@ -296,7 +296,6 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_rank_is_an_error_that_keeps_the_schedules_before(tmp_path):
-    psutil = pytest.importorskip("psutil")
     output = tmp_path / "out"
     process = start(
         "compare", "--paced", "-p", 2, "-m", 4, "--steps", 40, "--schedules", "1f1b,gpipe",
@@ -306,12 +305,7 @@ def test_a_killed_rank_is_an_error_that_keeps_the_schedules_before(tmp_path):
     for line in process.stderr:
         if "gpipe: step 2/" in line:
             break
-    ranks = [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "spawn_main" in " ".join(child.cmdline())
-    ]
-    ranks[-1].kill()
+    ranks_of(process)[-1].kill()
     began_s = time.monotonic()
     status, _, err = finish(process)
     assert status == 2, err

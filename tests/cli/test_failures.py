@@ -21,10 +21,10 @@ import pytest
 from command_runs import (
     FULLBORE,
     PATIENCE_S,
-    children,
     flags,
     metrics,
     ran,
+    ranks_of,
     started,
     wait_for_steps,
 )
@@ -66,7 +66,7 @@ def test_a_killed_rank_is_named_and_the_next_start_goes_on_to_the_bit(
     run = tmp_path / "run"
     with started([*FULLBORE, "train", *options(folder, run), "-p", "2"]) as process:
         wait_for_steps(process, run, 10)
-        ranks = [child for child in children(process) if "spawn_main" in str(child.cmdline())]
+        ranks = ranks_of(process)
         os.kill(max(ranks, key=lambda child: child.create_time()).pid, signal.SIGKILL)
         struck_s = time.monotonic()
         said, _ = process.communicate(timeout=PATIENCE_S)

@@ -142,6 +142,8 @@ def test_multi_token_prediction_is_named(fullbore):
         ((LLAMA, "--bf16", "--fp8-param-gather"), "--bf16 and --fp8-param-gather: give one"),
         ((LLAMA, "--peak-tflops", 989), "MFU needs both"),
         ((LLAMA, "--peak-tflops", 0, "--tokens-per-s-per-gpu", 1), "--peak-tflops 0"),
+        ((LLAMA, "--peak-tflops", "inf", "--tokens-per-s-per-gpu", 1), "--peak-tflops inf"),
+        ((LLAMA, "--expert-tensor-parallel-size", 0), "--expert-tensor-parallel-size 0: it must"),
         ((LLAMA, "--data-parallel-size", 0), "--data-parallel-size 0: it must be 1 or more"),
         ((LLAMA, "--data-parallel-sharding-strategy", "x"), "no sharding is called 'x'"),
         ((CONFIGS / "gpt2", "--seq-length", 2048), "learned 1024 positions; use at most 1024"),

@@ -8,7 +8,8 @@ import signal
 
 import pytest
 
-from fullbore.plan import planner
+from fullbore.cli.plan_tables import flags
+from fullbore.plan import Choice, Spread, planner
 
 CONFIG = {
     "model_type": "llama",
@@ -84,6 +85,18 @@ def test_a_plan_in_words(fullbore, config):
     assert max(map(len, said.splitlines())) < 180
 
 
+def test_flags_name_every_size():
+    sizes = {"pipeline": 3, "tensor": 4, "context": 5, "expert": 6, "expert_tensor": 7}
+    rest = {"data": 8, "microbatch_size": 9, "microbatches": 10}
+    spread = Spread(**sizes, **rest, sequence_parallel=True, distributed=True)
+    told = flags(Choice(spread=spread, schedule="interleaved", virtual_stages=2, group=6))
+    for name, size in sizes.items():
+        long = name.replace("_", "-") + ("" if name == "expert_tensor" else "-model")
+        long = long.replace("context-model", "context")
+        assert f"--{long}-parallel-size {size} " in told
+    assert "--micro-batch-size 9 " in told and "virtual-pipeline-stage 6 " in told
+
+
 def test_what_was_fixed_holds(fullbore, config):
     flags = ("--recompute-granularity", "full", "--recompute-num-layers", 2)
     made = plan(fullbore, config, *FEW, *flags, "--no-use-distributed-optimizer", "--json").json
@@ -110,13 +123,29 @@ def test_the_schedule_and_its_costs_simulate_to_the_same_pipeline(fullbore, conf
 
 def test_a_plan_for_megatron(fullbore, config, tmp_path):
     folder = tmp_path / "launch"
-    few = ("-p", "2,4", "--micro-batch-size", 1)
-    ran = plan(fullbore, config, *few, "--emit", "megatron", "--emit-folder", folder, "--json")
+    few = ("-p", "2,4", "--micro-batch-size", 1, "--emit-folder", folder)
+    ran = plan(fullbore, config, *few, "--emit", "slurm,megatron", "--no-causal", "--json")
     assert ran.status == 0, ran.err
     assert {one["schedule"] for one in ran.json["plans"]} <= {"1f1b", "interleaved"}
     script = (folder / "megatron.sh").read_text()
     assert "PLAN_ARGS=(" in script and "--global-batch-size 16" in script
+    head = script[: script.index("PLAN_ARGS")]
+    assert "fullbore plan --model" in head and "--no-causal" in head and "% MFU" in head
+    assert f"wrote {folder}/slurm.sbatch" in ran.err
+    assert 'bash "$LAUNCH/megatron.sh"' in (folder / "slurm.sbatch").read_text()
+    assert not (folder / "fullbore.sh").exists()
     assert f"--pipeline-model-parallel-size {read(ran, 'pipeline_model_parallel_size')}" in script
+
+
+def test_a_plan_starts_with_the_model_that_it_was_made_for(fullbore, config, tmp_path):
+    (config / "model.safetensors").touch()
+    few = ("-p", 2, "--micro-batch-size", 1, "--schedule", "1f1b", "--emit-folder", tmp_path)
+    assert plan(fullbore, config / "config.json", *few, "--emit", "fullbore").status == 0
+    script = (tmp_path / "fullbore.sh").read_text()
+    assert f"MODEL={config};" in script and "--from-scratch" not in script
+    ran = plan(fullbore, config, *few, "--emit", "k8s", "--tensor-model-parallel-size", 2)
+    assert ran.status == 2
+    assert "Fullbore's engine cuts no layer's width; plan with" in ran.err
 
 
 def read(ran, key):
@@ -130,7 +159,8 @@ def test_a_preset_is_a_job_by_itself(fullbore, config, monkeypatch):
     assert job["num_microbatches"] == 64 and job["bar"]["bubble_fraction"] < 0.064
     told = fullbore("plan", "--preset", "64gpu-80layer").out
     assert "GPipe, rounds of 16" in told and "claimed elsewhere" in told
-    assert "leave --model" in plan(fullbore, config, "--preset", "64gpu-80layer").err
+    beside = plan(fullbore, config, "--preset", "64gpu-80layer", "-o", "x.html").err
+    assert "leave --model and --cluster and" in beside and "and --output out" in beside
     assert "it must be 64gpu-80layer" in fullbore("plan", "--preset", "7gpu").err
     assert "give --cluster and --global-batch-size too" in fullbore("plan", "--model", config).err
 
@@ -151,6 +181,7 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("--cluster", "h100:8y8"), "no number of devices"),
         (("--cluster", "z80:8x8"), "no device is called 'z80'; known are"),
         (("-p", 3), "--pipeline-model-parallel-size 3 x tensor 1"),
+        (("--schedule", "1f1b,zb-v", "-g", 4), "1f1b and zb-v have no groups; leave it out"),
         (("-p", "two"), "--pipeline-model-parallel-size two: write a number"),
         (("--micro-batch-size", 5), "--global-batch-size 16 is no multiple"),
         (("--global-batch-size", 0), "--global-batch-size 0: it must be 1 or more"),
@@ -165,7 +196,12 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("--search-time", -1), "--search-time -1: give seconds"),
         (("--precision", "int4"), "no precision is called 'int4'"),
         (("-o", "plan.svg"), "end the name in .html"),
-        (("--emit", "jax"), "--emit jax: it must be megatron"),
+        (
+            ("--output-costs", "no/such/costs.json"),
+            "--output-costs no/such/costs.json: there is no",
+        ),
+        (("--expert-tensor-parallel-size", 0), "expert tensor parallel size 0: it must be 1"),
+        (("--emit", "slurm,jax"), "--emit slurm,jax: 'jax' is none of fullbore, megatron"),
     ],
 )
 def test_what_means_nothing_is_refused(fullbore, config, flags, said):
@@ -199,3 +235,14 @@ def test_ctrl_c_keeps_the_best_so_far(fullbore, config, monkeypatch):
     assert not ran.json["complete"] and ran.json["plans"]
     assert "interrupted; this is the best so far" in ran.err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_first_plan_is_an_interruption(fullbore, config, monkeypatch):
+    def pressed(self, choice):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(planner._Planner, "consider", pressed)
+    ran = plan(fullbore, config, "-o", config / "plan.html")
+    assert (ran.status, ran.out) == (130, "")
+    assert "stopped before any plan was found" in ran.err
+    assert not (config / "plan.html").exists()

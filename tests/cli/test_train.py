@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from command_runs import (
     FULLBORE,
@@ -22,9 +24,14 @@ from command_runs import (
     flags,
     metrics,
     ran,
+    ranks_of,
     started,
     wait_for_steps,
 )
+from launching import environment, write_files
+from planning import found_job
+
+from fullbore.plan.emit.fullbore import fullbore_launch
 
 # -- processes -------------------------------------------------------------------------------
 
@@ -60,7 +67,7 @@ def test_ctrl_c_while_ranks_start_is_quiet(folder: Path, tmp_path: Path, after_s
     command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
     with started(command) as process:
         deadline_s = time.monotonic() + PATIENCE_S
-        while not any("spawn_main" in str(child.cmdline()) for child in children(process)):
+        while not ranks_of(process):
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
         time.sleep(after_s)
@@ -100,6 +107,34 @@ def test_replicas_are_started_and_counted_under_torchrun(folder: Path, tmp_path:
 
 
 @pytest.mark.slow
+def test_a_plan_trains_as_it_was_written(folder: Path, tmp_path: Path) -> None:
+    made = found_job(
+        cluster="h100:1x2",
+        model=str(folder / "model"),
+        config=json.loads((folder / "model" / "config.json").read_text()),
+        asked={"sequence": 16, "global_batch": 8},
+    )
+    launch = fullbore_launch(made)
+    script = write_files(tmp_path / "launch", launch.files) / launch.script
+    run = tmp_path / "run"
+    env = environment(
+        Path(sys.executable).parent, {"DATA": str(folder / "text.jsonl"), "SAVE": str(run)}
+    )
+    options = ["--train-iters", "100000", "--threads", "1", "--device", "cpu"]
+    with started(["bash", str(script), *options], env=env) as process:
+        wait_for_steps(process, run, 2)
+        assert launch.ranks is not None
+        family = [psutil.Process(process.pid), *children(process)]
+        ranks = [one for one in family if re.search(launch.ranks, " ".join(one.cmdline()))]
+        assert len(ranks) == 2
+        ranks[0].send_signal(signal.SIGTERM)  # as the batch script does
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said
+    assert "schedule" in said and "4 microbatches of 2 x 16 tokens" in said
+    assert f"stopped after step {metrics(run)[-1]['step']}" in said and (run / "latest").exists()
+
+
+@pytest.mark.slow
 def test_sigterm_to_the_launcher_alone_saves_too(folder: Path, tmp_path: Path) -> None:
     command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
     with started(command) as process:
@@ -109,6 +144,19 @@ def test_sigterm_to_the_launcher_alone_saves_too(folder: Path, tmp_path: Path) -
         assert not children(process)
     assert process.returncode == 0, said
     assert (tmp_path / (tmp_path / "latest").read_text() / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_a_launcher_that_is_killed(folder: Path, tmp_path: Path) -> None:
+    command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
+    with started(command) as process:
+        wait_for_steps(process, tmp_path, 1)
+        family = children(process)
+        process.kill()
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
+        for child in alive:
+            child.kill()
+    assert len(family) >= 4 and not alive  # two ranks, the server that forked them, and another
 
 
 @pytest.mark.slow

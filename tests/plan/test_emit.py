@@ -5,28 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning import ask
+from planning import chosen, job
 
+from fullbore.cost.hardware import Overlap
 from fullbore.cost.model import Recompute
 from fullbore.cost.model.script import read_flags
 from fullbore.errors import ConfigError
-from fullbore.plan import Choice, Evaluator
-from fullbore.plan.emit import megatron_arguments, megatron_script
-from fullbore.plan.emit.megatron import layout
-from fullbore.plan.space import spreads
+from fullbore.plan.emit import megatron_arguments
+from fullbore.plan.emit.megatron import layout, megatron_launch
 
-
-def chosen(**more):
-    question = ask(pipeline=(2,), tensor=(2,), microbatch_size=(2,), cluster="h100:1x8")
-    (spread,) = spreads(question)
-    choice = Choice(spread=spread, schedule="interleaved", virtual_stages=2, group=2)
-    return question, Evaluator(question).with_layers(replace(choice, **more))
+TWO = {
+    "cluster": "h100:1x8",
+    "tensor": 2,
+    "schedule": "interleaved",
+    "virtual_stages": 2,
+    "group": 2,
+}
 
 
 def test_flags_are_read_back_as_they_were_meant(tmp_path):
-    question, choice = chosen(layers=(3, 3, 4, 2))
-    file = tmp_path / "megatron.sh"
-    file.write_text(megatron_script(question, choice, title="a plan"))
+    (script,) = megatron_launch(job(**TWO, layers=(3, 3, 4, 2))).files
+    file = tmp_path / script.name
+    file.write_text(script.text)
     flags = read_flags(str(file))
     assert flags["pipeline_model_parallel_size"] == ("2",)
     assert flags["tensor_model_parallel_size"] == ("2",)
@@ -37,10 +37,19 @@ def test_flags_are_read_back_as_they_were_meant(tmp_path):
 
 
 def test_equal_stages_need_no_layout():
-    question, choice = chosen(layers=(3,) * 4)
+    question, _, choice = chosen(**TWO, layers=(3,) * 4)
     told = megatron_arguments(question, choice)
     assert "--num-virtual-stages-per-pipeline-rank 2" in told
     assert not any("layout" in line for line in told)
+
+
+def test_experts_beside_another_microbatch_are_told():
+    question, choice = chosen()
+    question = replace(question, overlap=Overlap(expert=True))
+    flag = "--overlap-moe-expert-parallel-comm"
+    assert flag not in " ".join(megatron_arguments(question, choice))
+    spread = replace(choice.spread, expert=2)
+    assert flag in " ".join(megatron_arguments(question, replace(choice, spread=spread)))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +64,12 @@ def test_equal_stages_need_no_layout():
     ],
 )
 def test_recomputation_is_told(recompute, said):
-    question, choice = chosen(recompute=recompute)
+    question, _, choice = chosen(**TWO, recompute=recompute)
     assert set(said) <= set(megatron_arguments(question, choice))
 
 
 def test_what_megatron_has_not_is_refused():
-    question, choice = chosen()
+    question, _, choice = chosen(**TWO)
     with pytest.raises(ConfigError, match="no schedule gis: plan with --schedule 1f1b,interleaved"):
         megatron_arguments(question, replace(choice, schedule="gis"))
     short = replace(choice.spread, microbatches=3)

@@ -11,9 +11,10 @@ from planning import ask
 from fullbore.cost.model import Recompute, Split
 from fullbore.cost.model.layer import pieces
 from fullbore.cost.model.totals import parameters
-from fullbore.plan import plan
+from fullbore.plan import Evaluator, plan
 from fullbore.plan.findings import findings_of
 from fullbore.plan.prices import Row
+from fullbore.plan.space import choices, spreads
 from fullbore.sim import memory_curves, simulate
 from fullbore.timeline import summarize
 
@@ -41,6 +42,30 @@ def test_the_parts_of_a_step_add_up_to_it(findings):
     assert sum(asdict(findings.parts).values()) == pytest.approx(findings.winner.step_s)
     positive = {k: v for k, v in asdict(findings.parts).items() if k != "imbalance_s"}
     assert min(positive.values()) >= -1e-12
+
+
+def test_what_waiting_for_the_slow_costs_is_a_share_of_the_pipeline(findings):
+    step = findings.plan.evaluator.step(findings.winner.choice)
+    share = findings.plan.question.cluster.constants.step_share
+    assert findings.parts.lost_s == step.lost_s == step.pipeline_s * share
+
+
+def test_gradients_that_nothing_hides_take_a_ring():
+    question = ask(cluster="h100:2x8", pipeline=(1,), tensor=(1,), overlap_gradients=False)
+    evaluator = Evaluator(question)
+    (choice,) = (one for one in choices(question, spreads(question)[0]) if one.schedule == "1f1b")
+    sharded = replace(choice, spread=replace(choice.spread, distributed=True))
+    whole = replace(choice, spread=replace(choice.spread, distributed=False))
+    loads = [evaluator.load(evaluator.with_layers(one)) for one in (whole, sharded)]
+    parameters = loads[0].gradients[0] / question.precision.gradient
+    device, constants = question.cluster.device, question.cluster.constants
+    per_s = min(
+        device.node_bytes_per_s * constants.node_share,
+        8 * device.network_bytes_per_s * constants.network_share,
+    )
+    ring_s = 4 * parameters * 15 / 16 / per_s
+    assert loads[0].reduction_s[0] == pytest.approx(2 * ring_s, rel=0.02)
+    assert loads[1].reduction_s[0] == pytest.approx(1.5 * ring_s, rel=0.02)
 
 
 def test_idle_time_adds_up_on_every_rank(findings):

@@ -10,7 +10,7 @@ from planning import ask
 
 from fullbore.cost.model import Recompute
 from fullbore.errors import ConfigError
-from fullbore.plan import Evaluator, plan
+from fullbore.plan import Choice, Evaluator, plan
 from fullbore.plan.planner import SLOWEST
 from fullbore.plan.space import choices, is_asked, recomputes, spreads
 
@@ -111,6 +111,16 @@ def test_fixed_flags_are_kept():
     assert {one.choice.layers for one in told.best} == {(7, 5)}
 
 
+def test_given_layers_may_leave_both_ends_to_embedding_and_head():
+    question = ask(pipeline=(2,), tensor=(1,), schedules=("interleaved",), microbatch_size=(1,))
+    evaluator, spread = Evaluator(question), spreads(question)[0]
+    choice = Choice(spread=spread, schedule="interleaved", virtual_stages=7, group=2)
+    with pytest.raises(ConfigError, match="14 stages, and the model has 12 layers"):
+        evaluator.evaluate(choice)
+    one = evaluator.evaluate(replace(choice, layers=(0, *[1] * 12, 0)))
+    assert one.step_s >= evaluator.bound_s(one.choice) > 0
+
+
 def test_the_front_is_a_staircase():
     made = plan(ask())
     assert made.front[-1].step_s == made.winner.step_s
@@ -154,7 +164,10 @@ def test_progress_is_told():
         ({"pipeline": (3,)}, "does not divide the 4 devices .* use P = 2 or 4"),
         ({"pipeline": (16,)}, "more than the model's 12 layers"),
         ({"global_batch": 3, "pipeline": (1,), "tensor": (1,)}, "--global-batch-size 3 .* use 4"),
-        ({"tensor": (3,)}, "--tensor-model-parallel-size 3|TP|tensor"),
+        ({"tensor": (3,)}, "--tensor-model-parallel-size 3 .* 4 devices of .*: use T = 2 or 4"),
+        ({"context": (3,)}, "--context-parallel-size 3 .* 4 devices of .*: use C = 2 or 4"),
+        ({"pipeline": (4,), "layers": (5, 7)}, "--stage-layers has 2 stages, and P=4"),
+        ({"global_batch": 10**12}, "is .* microbatches of .*: use at most"),
         ({"tensor": (8,), "cluster": "h100:2x4"}, "more than the 4 devices of a node"),
         ({"expert": (2,)}, "has no experts"),
         ({"memory_limit_bytes": 99 * GIB}, "has 80 GiB; give that or less"),
@@ -165,3 +178,22 @@ def test_progress_is_told():
 def test_what_cannot_be_is_refused_by_name(more, said):
     with pytest.raises(ConfigError, match=said):
         plan(ask(**more))
+
+
+def test_where_nothing_fits_the_expert_parallelism_with_which_something_would_is_named():
+    mixture = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    asked = {"config": mixture, "pipeline": (1,), "tensor": (1,)}
+    for limit, size in ((9, 2), (7, 4)):
+        with pytest.raises(ConfigError, match=rf"give --expert-model-parallel-size {size}, with"):
+            plan(ask(**asked, memory_limit_bytes=limit * GIB))
+        assert plan(ask(**asked, expert=(size,), memory_limit_bytes=limit * GIB)).winner.fits
+    with pytest.raises(ConfigError, match="on rank 0: use more devices"):
+        plan(ask(**asked, memory_limit_bytes=3 * GIB))
+
+
+def test_where_nothing_fits_a_long_sequence_may_be_cut():
+    asked = {"pipeline": (1,), "tensor": (1,), "sequence": 65536, "global_batch": 4}
+    with pytest.raises(ConfigError, match=r"give --context-parallel-size (\d+), with") as refused:
+        plan(ask(**asked, memory_limit_bytes=12 * GIB))
+    size = int(str(refused.value).partition("--context-parallel-size ")[2].partition(",")[0])
+    assert plan(ask(**asked, context=(size,), memory_limit_bytes=12 * GIB)).winner.fits

@@ -67,6 +67,11 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return []
 
 
+def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The ranks that a command of fullbore has started: what the server of its children forked."""
+    return [child for child in children(process) if child.ppid() != process.pid]
+
+
 def ran(command: list[str], *, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
     """Exit status and everything said."""
     with started(command) as process:

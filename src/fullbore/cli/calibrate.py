@@ -25,6 +25,7 @@ __all__ = ["calibrate"]
 
 _MACHINE = "What is measured"
 _RESULT = "Result"
+_MOST = 1024  # ranks or threads that are started here
 _DEVICES = ("auto", "cpu", "cuda")
 _PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -100,6 +101,8 @@ def _check(
     for flag, value in (("--ranks", ranks), ("--threads", threads)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} {value}: it must be 1 or more")
+        if value is not None and value > _MOST:
+            raise ConfigError(f"{flag} {value}: on one machine it must be at most {_MOST}")
     if precision is not None and precision not in _PRECISIONS:
         raise ConfigError(f"--precision {precision}: choose {', '.join(_PRECISIONS)}")
     if output is not None and output.suffix.lower() != ".toml":
@@ -134,7 +137,8 @@ def _measured(plan: Plan) -> Measured | None:
     ):
         report(f"starting {plan.ranks} ranks")
         result = Path(folder) / "measured.json"
-        launch_ranks(_tell_measured, plan, result, ranks=plan.ranks)
+        needed = ["fullbore.train.calibrate"]
+        launch_ranks(_tell_measured, plan, result, ranks=plan.ranks, imports=needed)
         return Measured.parse(json.loads(result.read_text(encoding="utf-8")))
 
 
@@ -178,13 +182,15 @@ def _hand_over(
     found = calibrated(measured)
     for warning in warnings:
         print(f"fullbore: {warning}", file=sys.stderr)
-    if output is not None:
-        write(output, to_toml(found, _notes(measured, warnings)))
-        print(f"wrote {output}", file=sys.stderr)
-    if as_json:
-        print_json(_document(measured, found, warnings))
-    else:
-        _print(measured, found)
+    try:  # where one of both fails, the other is done
+        if as_json:
+            print_json(_document(measured, found, warnings))
+        else:
+            _print(measured, found)
+    finally:
+        if output is not None:
+            write(output, to_toml(found, _notes(measured, warnings)))
+            print(f"wrote {output}", file=sys.stderr)
 
 
 def _warnings(measured: Measured, threads: int | None, busy: float) -> list[str]:

@@ -46,7 +46,7 @@ def _launch(job: Job, handover: Path) -> None:
     from fullbore.train.launch import launch_ranks
 
     try:
-        launch_ranks(_be_rank, job, handover, ranks=job.schedules[0].ranks)
+        launch_ranks(_be_rank, job, handover, ranks=job.schedules[0].ranks, imports=job.imports)
     except KeyboardInterrupt:
         return  # the measurements say how far it came
 

@@ -19,6 +19,7 @@ from fullbore import __version__
 from fullbore.cli.calibrate import calibrate
 from fullbore.cli.check import check
 from fullbore.cli.compare import compare
+from fullbore.cli.explain import explain
 from fullbore.cli.export import export
 from fullbore.cli.help import GroupedCommand
 from fullbore.cli.model import model
@@ -33,7 +34,7 @@ from fullbore.errors import FullboreError
 __all__ = ["app", "main"]
 
 COMMANDS = (
-    *(schedules, show, simulate, search, plan, check, model),
+    *(schedules, show, simulate, search, plan, explain, check, model),
     *(train, compare, export, calibrate),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import gcd
+from math import gcd, inf
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
@@ -182,7 +182,7 @@ def _split(asked: Asked, given: Given) -> Split:
         sequence_parallel=_first(asked.sequence_parallel, given.sequence_parallel, False),
         context=_first(asked.context, given.context, 1),
         expert=_first(asked.expert, given.expert, 1),
-        expert_tensor=asked.expert_tensor if asked.expert_tensor else given.expert_tensor,
+        expert_tensor=given.expert_tensor if asked.expert_tensor is None else asked.expert_tensor,
     )
 
 
@@ -245,5 +245,5 @@ def _check_rate(asked: Asked) -> None:
         ("--tokens-per-s-per-gpu", asked.tokens_per_s),
         ("--peak-tflops", asked.peak_tflops),
     ):
-        if value is not None and not value > 0:
-            raise ConfigError(f"{flag} {value}: it must be above 0")
+        if value is not None and not 0 < value < inf:
+            raise ConfigError(f"{flag} {value}: it must be a number above 0")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from fullbore.cli.options import JsonFlag
 from fullbore.cli.training_options import option
 
@@ -20,6 +22,7 @@ Numbers = str | None
 
 
 def plan(
+    context: typer.Context,
     *,
     model: Annotated[
         str | None,
@@ -86,7 +89,7 @@ def plan(
             help="Ranks that a layer's width is cut over; within a node.",
         ),
     ] = None,
-    context: Annotated[
+    context_parallel: Annotated[
         Numbers,
         option(
             _FIXED,
@@ -235,6 +238,14 @@ def plan(
             help="Whether tensor-parallel messages of a forward travel beside its products.",
         ),
     ] = False,
+    overlap_experts: Annotated[
+        bool,
+        option(
+            _MODEL,
+            "--overlap-moe-expert-parallel-comm/--no-overlap-moe-expert-parallel-comm",
+            help="Whether tokens travel to experts and back beside another microbatch's work.",
+        ),
+    ] = False,
     search_time: Annotated[
         float,
         option(
@@ -289,13 +300,20 @@ def plan(
         option(
             _RESULT,
             "--emit",
-            metavar="megatron",
-            help="Plan what Megatron-LM runs too, and write its arguments.",
+            metavar="NAME,...",
+            help="Write launch files: for fullbore, megatron, deepspeed or torchtitan (the plan "
+            "keeps to what these run), and with slurm or k8s for a cluster that starts the first "
+            "of them, fullbore if there is none: --emit slurm,megatron.",
         ),
     ] = None,
     emit_folder: Annotated[
         Path,
-        option(_RESULT, "--emit-folder", metavar="FOLDER", help="Where to; launch if not given."),
+        option(
+            _RESULT,
+            "--emit-folder",
+            metavar="FOLDER",
+            help="Where to write them; launch if not given.",
+        ),
     ] = Path("launch"),
     as_json: JsonFlag = False,
 ) -> None:
@@ -306,22 +324,28 @@ def plan(
     lower bound says that it cannot be among the best. Ctrl-C keeps the best so far.
 
       fullbore plan --model examples/configs/llama3-70b --cluster h100:8x8 --global-batch-size 128
+
+    With --emit slurm at the end of it, launch/slurm.sbatch starts that plan on the cluster.
     """
     if preset is not None:
         from fullbore.cli.plan_job import show_preset
 
-        show_preset(preset, typed=(model, cluster, global_batch_size), as_json=as_json)
+        show_preset(preset, typed=_typed(context), as_json=as_json)
         return
+    from fullbore.cli.plan_emit import Emission, typed_command
     from fullbore.cli.plan_inputs import Asked, make_question
     from fullbore.cli.plan_run import Files, hand_over, run
     from fullbore.plan import Effort
+    from fullbore.plan.emit import Targets
 
+    targets = Targets.parse(emit)
     files = Files(
         page=output,
         schedule=output_schedule,
         costs=output_costs,
-        emit=emit,
-        folder=emit_folder,
+        launch=Emission(
+            targets=targets, folder=emit_folder, model=model, command=typed_command(context)
+        ),
     )
     question = make_question(
         Asked(
@@ -332,7 +356,7 @@ def plan(
             memory_limit=memory_limit,
             pipeline=pipeline,
             tensor=tensor,
-            context=context,
+            context=context_parallel,
             expert=expert,
             expert_tensor=expert_tensor,
             microbatch_size=micro_batch_size,
@@ -350,8 +374,19 @@ def plan(
             overlap_messages=overlap_p2p,
             overlap_gradients=overlap_grad_reduce,
             overlap_tensor=tp_comm_overlap,
-            megatron=emit == "megatron",
+            overlap_experts=overlap_experts,
+            engines=targets.able,
         )
     )
     effort = Effort(seconds=search_time, moves=search_iterations)
     hand_over(run(question, top=top, effort=effort), files, as_json=as_json)
+
+
+def _typed(context: typer.Context) -> list[str]:
+    """The flags that were given."""
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if (source := context.get_parameter_source(str(parameter.name))) is not None
+        and source.name == "COMMANDLINE"
+    ]

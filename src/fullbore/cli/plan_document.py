@@ -10,7 +10,7 @@ from fullbore.plan.choice import recompute_name
 from fullbore.plan.figures import Figures
 from fullbore.plan.findings import Findings
 
-__all__ = ["document"]
+__all__ = ["document", "of_one"]
 
 
 def document(findings: Findings) -> dict[str, object]:
@@ -32,7 +32,7 @@ def document(findings: Findings) -> dict[str, object]:
         "too_large": plan.too_large,
         "pruned": plan.pruned,
         "plans": [
-            _plan(one, figures) for one, figures in zip(plan.best, findings.figures, strict=True)
+            of_one(one, figures) for one, figures in zip(plan.best, findings.figures, strict=True)
         ],
         "step_parts": asdict(findings.parts),
         "parameter_bytes": memory.parameters.tolist(),
@@ -64,7 +64,8 @@ def document(findings: Findings) -> dict[str, object]:
     }
 
 
-def _plan(one: Evaluated, figures: Figures) -> dict[str, object]:
+def of_one(one: Evaluated, figures: Figures) -> dict[str, object]:
+    """A plan with its rates."""
     return {**_choice(one), **asdict(figures)}
 
 

@@ -14,10 +14,11 @@ from fullbore.cost.model.megatron import shape_of_flags
 from fullbore.cost.model.script import read_flags
 from fullbore.errors import ConfigError
 from fullbore.plan import Fixed, Question
+from fullbore.plan.engines import Engine
 from fullbore.plan.programs import family_of
 from fullbore.search import MemoryLimit
 
-__all__ = ["Asked", "make_question"]
+__all__ = ["Asked", "make_question", "memory_limit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,8 @@ class Asked:
     overlap_messages: bool
     overlap_gradients: bool
     overlap_tensor: bool
-    megatron: bool
+    overlap_experts: bool
+    engines: tuple[Engine, ...]
 
 
 def make_question(asked: Asked) -> Question:
@@ -72,8 +74,8 @@ def make_question(asked: Asked) -> Question:
         precision=Precision.named(asked.precision),
         kernels=Kernels(flash=asked.flash),
         fixed=_fixed(asked, len(shape.layers)),
-        overlap=Overlap(forward=asked.overlap_tensor),
-        memory_limit_bytes=_limit(asked.memory_limit),
+        overlap=Overlap(forward=asked.overlap_tensor, expert=asked.overlap_experts),
+        memory_limit_bytes=memory_limit(asked.memory_limit),
         overlap_messages=asked.overlap_messages,
         overlap_gradients=asked.overlap_gradients,
         causal=asked.causal,
@@ -103,8 +105,12 @@ def _check_positions(shape: ModelShape, sequence: int) -> None:
 
 def _fixed(asked: Asked, layers: int) -> Fixed:
     names = None if asked.schedule is None else tuple(asked.schedule.split(","))
-    for name in names or ():
-        family_of(name)
+    families = [family_of(name) for name in names or ()]
+    if asked.group is not None and families and not any(f.takes_group for f in families):
+        raise ConfigError(
+            f"--microbatch-group-size-per-virtual-pipeline-stage {asked.group}: "
+            f"{' and '.join(names or ())} have no groups; leave it out"
+        )
     return Fixed(
         pipeline=_numbers("--pipeline-model-parallel-size", asked.pipeline),
         tensor=_numbers("--tensor-model-parallel-size", asked.tensor),
@@ -117,7 +123,7 @@ def _fixed(asked: Asked, layers: int) -> Fixed:
         schedules=names,
         recompute=_recompute(asked),
         layers=_layers(asked.layers, layers),
-        megatron=asked.megatron,
+        engines=asked.engines,
         sequence_parallel=asked.sequence_parallel,
         distributed=asked.distributed,
     )
@@ -166,7 +172,8 @@ def _recompute(asked: Asked) -> tuple[Recompute, ...] | None:
     return (Recompute(granularity=granularity, layers=number),)
 
 
-def _limit(text: str | None) -> float | None:
+def memory_limit(text: str | None) -> float | None:
+    """What a device may hold, bytes; None where nothing was typed. Raises ConfigError."""
     if text is None:
         return None
     limit = MemoryLimit.parse(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import print_json, table
@@ -21,14 +21,17 @@ claimed elsewhere, with neither model, sequence nor M: bubble 32.4, 18.2, 6.4 % 
 68.5, 34.2, 28.6 GB for GPipe, 1F1B and interleaved; 2.25 times GPipe's speed. No M gives them."""
 
 
-def show_preset(name: str, *, typed: tuple[object, ...], as_json: bool) -> None:
-    """Print the tables of a preset; ConfigError for an unknown one, or a job typed beside it."""
+def show_preset(name: str, *, typed: Sequence[str], as_json: bool) -> None:
+    """Print the tables of a preset; ConfigError for an unknown one, or other flags beside it.
+
+    typed: all flags that were.
+    """
     if name != PRESET:
         raise ConfigError(f"--preset {name}: it must be {PRESET}")
-    if any(value is not None for value in typed):
+    beside = [flag for flag in typed if flag not in ("--preset", "--json")]
+    if beside:
         raise ConfigError(
-            "--preset says model, cluster and batch itself: leave --model, --cluster and "
-            "--global-batch-size out"
+            f"--preset says everything itself but --json: leave {' and '.join(beside)} out"
         )
     jobs = [job_of(tensor=tensor) for tensor in TENSOR]
     if as_json:

@@ -2,57 +2,72 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
+
 from fullbore.cli.figures import counted, seconds
 from fullbore.cli.interrupt import interruptible
 from fullbore.cli.output import print_json, write
 from fullbore.cli.plan_document import document
+from fullbore.cli.plan_emit import Emission
 from fullbore.cli.plan_page import page
-from fullbore.cli.plan_tables import headline, report
+from fullbore.cli.plan_tables import report
 from fullbore.errors import ConfigError
 from fullbore.ir import to_text
 from fullbore.plan import Effort, Plan, Progress, Question, plan
-from fullbore.plan.emit import megatron_script
 from fullbore.plan.findings import Findings, findings_of
 
 __all__ = ["hand_over", "run"]
+
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
     """Where to write the page, the schedule and the costs of the best plan; None for nowhere.
 
-    emit: for whom launch files are written into the folder. Raises ConfigError for a name that says
-    something else.
+    launch: for whom launch files are written, and where. Raises ConfigError for a name that says
+    something else, or a folder that is not there, before anything is planned.
     """
 
     page: Path | None
     schedule: Path | None
     costs: Path | None
-    emit: str | None
-    folder: Path
+    launch: Emission
 
     def __post_init__(self) -> None:
-        if self.emit not in (None, "megatron"):
-            raise ConfigError(f"--emit {self.emit}: it must be megatron")
         for flag, path, suffix in (
             ("-o", self.page, ".html"),
             ("--output-schedule", self.schedule, ".csv"),
             ("--output-costs", self.costs, ".json"),
         ):
-            if path is not None and path.suffix.lower() != suffix:
+            if path is None:
+                continue
+            if path.suffix.lower() != suffix:
                 raise ConfigError(f"{flag} {path}: end the name in {suffix}")
+            if not os.path.isdir(path.absolute().parent):
+                raise ConfigError(f"{flag} {path}: there is no folder {path.absolute().parent}")
 
 
 def run(question: Question, *, top: int, effort: Effort) -> Plan:
-    """Plan, with progress on a terminal's stderr."""
+    """Plan, with progress on a terminal's stderr; leaves with 130 if stopped too early."""
     with interruptible() as interrupted, _progress() as tell:
-        return plan(question, top=top, effort=effort, report=tell, stop=lambda: bool(interrupted))
+        try:
+            return plan(
+                question, top=top, effort=effort, report=tell, stop=lambda: bool(interrupted)
+            )
+        except ConfigError as error:
+            if not interrupted:
+                raise
+            reason = error
+    print(f"fullbore: {reason}", file=sys.stderr)
+    raise typer.Exit(_INTERRUPTED)
 
 
 @contextmanager
@@ -80,13 +95,15 @@ def _line(progress: Progress) -> str:
 
 
 def hand_over(made: Plan, files: Files, *, as_json: bool) -> None:
-    """Print the plan, as text or JSON, and write the files."""
+    """Print the plan, as text or JSON, and write the files; where one fails, the other is done."""
     findings = findings_of(made)
-    _write(findings, files)
-    if as_json:
-        print_json(document(findings))
-    else:
-        print(report(findings))
+    try:
+        if as_json:
+            print_json(document(findings))
+        else:
+            print(report(findings))
+    finally:
+        _write(findings, files)
     if not made.complete:
         print("fullbore: interrupted; this is the best so far", file=sys.stderr)
 
@@ -99,18 +116,7 @@ def _write(findings: Findings, files: Files) -> None:
         write(files.schedule, to_text(evaluator.programs.of(choice).schedule))
     if files.costs is not None:
         evaluator.costs(choice).save(files.costs)
-    launch = None if files.emit is None else _emit(findings, files.folder)
-    for path in (files.page, files.schedule, files.costs, launch):
+    launch = files.launch.write(findings)
+    for path in (files.page, files.schedule, files.costs, *launch):
         if path is not None:
             print(f"wrote {path}", file=sys.stderr)
-
-
-def _emit(findings: Findings, folder: Path) -> Path:
-    question, choice = findings.plan.question, findings.winner.choice
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make {folder}: {error.strerror or error}") from error
-    path = folder / "megatron.sh"
-    write(path, megatron_script(question, choice, title=headline(question)))
-    return path

@@ -8,6 +8,7 @@ from textwrap import fill
 from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import table
 from fullbore.cost.hardware import GIB
+from fullbore.cost.model.shape import Experts
 from fullbore.plan import Choice, Question
 from fullbore.plan.choice import recompute_name
 from fullbore.plan.findings import Findings
@@ -16,6 +17,7 @@ from fullbore.view.units import time_unit
 
 __all__ = [
     "Cells",
+    "allowance_text",
     "best_cells",
     "conventions",
     "flags",
@@ -92,6 +94,8 @@ def flags(choice: Choice) -> str:
         told.append(f"--context-parallel-size {spread.context}")
     if spread.expert > 1:
         told.append(f"--expert-model-parallel-size {spread.expert}")
+    if spread.expert_tensor is not None:
+        told.append(f"--expert-tensor-parallel-size {spread.expert_tensor}")
     told.append(f"--micro-batch-size {spread.microbatch_size} --schedule {choice.schedule}")
     if choice.virtual_stages > 1:
         told.append(f"--num-virtual-stages-per-pipeline-rank {choice.virtual_stages}")
@@ -271,11 +275,27 @@ def points(findings: Findings) -> list[Point]:
 def conventions(findings: Findings) -> list[str]:
     """How the figures are meant, and how much was looked at."""
     plan = findings.plan
-    allowance = plan.question.allowance
     return [
         f"{plan.candidates:,} candidates, {plan.simulated:,} simulations; {plan.too_large:,} do "
         f"not fit; {plan.pruned:,} were left out because of a lower bound on their step",
+        *_whole_experts(plan.question),
+        allowance_text(plan.question),
+    ]
+
+
+def _whole_experts(question: Question) -> list[str]:
+    """What is not searched unless it is asked for, where it may well help."""
+    mixed = any(isinstance(layer.mlp, Experts) for layer in question.shape.layers)
+    if not mixed or question.fixed.expert != (1,):
+        return []
+    return ["experts are spread over ranks only where --expert-model-parallel-size is given"]
+
+
+def allowance_text(question: Question) -> str:
+    """What a bubble, a GiB and the allowance are."""
+    allowance = question.allowance
+    return (
         "bubble: idle time of a rank while its step lasts; a GiB is 2^30 bytes; allowance: "
         f"{allowance.context_bytes / GIB:.3g} GiB for CUDA and libraries, and "
-        f"{percent(allowance.fragmented)} of activations, logits and buffers for fragmentation",
-    ]
+        f"{percent(allowance.fragmented)} of activations, logits and buffers for fragmentation"
+    )

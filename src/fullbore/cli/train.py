@@ -108,7 +108,8 @@ def _run(settings: TrainSettings) -> None:
         return
     from fullbore.train.launch import launch_ranks
 
-    launch_ranks(_be_rank, settings, ranks=settings.world_size)
+    needed = ("fullbore.train.rank", "transformers.modeling_utils")
+    launch_ranks(_be_rank, settings, ranks=settings.world_size, imports=needed)
 
 
 def _check_before_launch(settings: TrainSettings) -> None:

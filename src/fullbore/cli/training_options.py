@@ -153,7 +153,8 @@ Schedule = Annotated[
         PIPELINE,
         "--schedule",
         metavar="NAME",
-        help="A name that `fullbore schedules` lists; 1f1b, or interleaved where v > 1.",
+        help="A name that `fullbore schedules` lists, or a CSV file; 1f1b, or interleaved where "
+        "v > 1.",
     ),
 ]
 Slices = Annotated[int | None, option(PIPELINE, "--slices", metavar="K", help=SLICES)]

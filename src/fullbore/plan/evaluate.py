@@ -81,7 +81,7 @@ class Evaluator:
 
     def _check_stages(self, choice: Choice) -> None:
         layers = len(self.question.shape.layers)
-        if choice.stages > layers:
+        if choice.layers is None and choice.stages > layers:
             raise ConfigError(
                 f"P={choice.spread.pipeline} x v={choice.virtual_stages} are {choice.stages} "
                 f"stages, and the model has {layers} layers: use v = "

@@ -16,7 +16,7 @@ from fullbore.plan.space import is_asked, make_spread
 from fullbore.plan.splits import even
 from fullbore.schedules import Family
 
-__all__ = ["Neighbour", "faster", "neighbours"]
+__all__ = ["Neighbour", "faster", "neighbours", "of_family", "why"]
 
 Known = Mapping[tuple[Spread, str], Evaluated]
 
@@ -107,13 +107,13 @@ def _judged(
         more = (one.peak_bytes - winner.peak_bytes) / _GIB
         reason = f"as fast, {more:+.1f} GiB on the fullest rank"
         return Neighbour(change=change, reason=reason, evaluated=one, slower=slower)
-    reason = _why(slower, base, parts_of(evaluator, one.choice), winner.step_s)
+    reason = why(slower, base, parts_of(evaluator, one.choice), winner.step_s)
     if slower < 0 and not is_asked(evaluator.question, one.choice):
         reason += "; but other flags were asked for"
     return Neighbour(change=change, reason=reason, evaluated=one, slower=slower)
 
 
-def _why(slower: float, base: Parts, other: Parts, step_s: float) -> str:
+def why(slower: float, base: Parts, other: Parts, step_s: float) -> str:
     """By how much, and which parts of the step grew the most."""
     grown = sorted(
         ((getattr(other, f.name) - getattr(base, f.name)) / step_s, _NAMES[f.name])
@@ -195,7 +195,7 @@ def _other_schedules(choice: Choice, known: Known) -> Iterator[tuple[str, Choice
         if family.name == choice.schedule:
             continue
         best = known.get((choice.spread, family.name))
-        made = _of_family(choice, family) if best is None else best.choice
+        made = of_family(choice, family) if best is None else best.choice
         told = [family.name]
         if made.virtual_stages != choice.virtual_stages:
             told.append(f"v={made.virtual_stages}")
@@ -204,7 +204,8 @@ def _other_schedules(choice: Choice, known: Known) -> Iterator[tuple[str, Choice
         yield ", ".join(told), made
 
 
-def _of_family(choice: Choice, family: Family) -> Choice:
+def of_family(choice: Choice, family: Family) -> Choice:
+    """The choice under another schedule, at about its v, its layers split by cost."""
     v = family.default_virtual_stages
     if family.takes_virtual_stages:
         v = max(2, choice.virtual_stages)

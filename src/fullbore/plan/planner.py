@@ -20,7 +20,8 @@ from fullbore.plan.neighbours import faster
 from fullbore.plan.prices import Floats
 from fullbore.plan.question import Question
 from fullbore.plan.refine import refined
-from fullbore.plan.space import choices, recomputes, spreads
+from fullbore.plan.space import can_recompute, check_engines, choices, recomputes, spreads
+from fullbore.plan.ungiven import relieving
 
 __all__ = ["SLOWEST", "Plan", "Progress", "plan"]
 
@@ -87,6 +88,7 @@ def plan(
         raise ConfigError(f"--top {top}: it must be 1 or more")
     if effort is not None and effort.any:
         _check_searchable(question)
+    check_engines(question)
     planner = _Planner(question, top=top)
     complete = planner.run(report, stop)
     planner.improve(stop)
@@ -105,6 +107,7 @@ class _Planner:
         self.front = Front()
         self.kept: dict[tuple[Spread, str], Evaluated] = {}
         self.least: Evaluated | None = None  # of those that do not fit, the smallest
+        self.refused: str | None = None  # why the first choice that does not exist does not
         self.candidates = self.too_large = self.pruned = 0
         self._slowest_shown_s = float("inf")
 
@@ -135,8 +138,9 @@ class _Planner:
         try:
             for recompute in recomputes(self.question):
                 self._consider(replace(choice, recompute=recompute))
-        except (ConfigError, ScheduleError):
-            return  # no such schedule of these numbers: reasons are given for neighbours
+        except (ConfigError, ScheduleError) as error:
+            # No such schedule of these numbers: reasons are given for neighbours, and if none is.
+            self.refused = self.refused or str(error)
 
     def _consider(self, choice: Choice) -> None:
         self.candidates += 1
@@ -171,6 +175,8 @@ class _Planner:
         """The least number of layers a stage: fewer take more memory, more take more time."""
         assert made.layers is not None
         low, high = 1, max(made.layers)
+        if not can_recompute(self.question, _again(made, high).recompute):
+            return
         if not self._fits(_again(made, high)):
             return
         while low < high:
@@ -280,24 +286,28 @@ class _Planner:
         limit = self.limit_bytes / 2**30
         if self.least is None:
             return ConfigError(
-                "no schedule of these numbers exists: leave out --schedule, "
-                "--num-virtual-stages-per-pipeline-rank or "
-                "--microbatch-group-size-per-virtual-pipeline-stage"
+                "no schedule of these numbers exists: "
+                + (f"{self.refused}; or " if self.refused else "")
+                + "leave out --schedule, --num-virtual-stages-per-pipeline-rank, "
+                "--microbatch-group-size-per-virtual-pipeline-stage or --stage-layers"
             )
         least, spread = self.least, self.least.choice.spread
+        relief = relieving(self.question)
+        told = "" if relief is None else f"{relief.text}; or "
         return ConfigError(
             f"no plan fits {limit:.4g} GiB a device: the smallest, P={spread.pipeline} "
             f"TP={spread.tensor} --micro-batch-size {spread.microbatch_size} "
             f"{least.choice.schedule}, needs {least.peak_bytes / 2**30:.4g} GiB on rank "
-            f"{least.worst_rank}: use more devices, ones with more memory, or fix fewer flags "
-            "(recomputation, optimizer sharding)"
+            f"{least.worst_rank}: {told}use more devices, ones with more memory, or fix fewer "
+            "flags (recomputation, optimizer sharding)"
         )
 
 
 def _check_searchable(question: Question) -> None:
     fixed = question.fixed
-    if fixed.schedules is not None or fixed.megatron:
-        reason = "Megatron-LM has none of them" if fixed.megatron else "--schedule names some"
+    unable = next((engine for engine in fixed.engines if not engine.from_file), None)
+    if fixed.schedules is not None or unable is not None:
+        reason = "--schedule names some" if unable is None else f"{unable.title} has none of them"
         raise ConfigError(
             "--search-time and --search-iterations look for schedules that have no name, and "
             f"{reason}: leave out either"

@@ -105,6 +105,8 @@ class Prices:
         rows = np.add.reduceat(items, starts, axis=1)
         for row in (Row.SCRATCH, Row.LOGITS_SCRATCH):
             rows[row] = np.maximum.reduceat(items[row], starts)
+        if 0 in layers[1:-1]:  # a stage without a layer has nothing
+            rows[:, :-1][:, starts[:-1] == starts[1:]] = 0.0
         return StageSums.of(rows)
 
     def costs(self, recompute: Recompute) -> Floats:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fullbore.cost.hardware import GIB, Cluster, Overlap
 from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute
 from fullbore.errors import ConfigError
+from fullbore.plan.engines import Engine
 
 __all__ = ["Allowance", "Fixed", "Question"]
 
@@ -28,7 +29,7 @@ class Allowance:
 class Fixed:
     """What the asker has decided: the values that may be tried, None where all may.
 
-    Sizes as in `Choice`. recompute: those to try. megatron: whether Megatron-LM must run it too.
+    Sizes as in `Choice`. recompute: those to try. engines: those that must all be able to run it.
     distributed: whether optimizer states are spread over replicas; where None, wherever there are
     several, since it costs neither time nor memory.
     """
@@ -44,7 +45,7 @@ class Fixed:
     schedules: tuple[str, ...] | None = None
     recompute: tuple[Recompute, ...] | None = None
     layers: tuple[int, ...] | None = None
-    megatron: bool = False
+    engines: tuple[Engine, ...] = ()
     sequence_parallel: bool | None = None
     distributed: bool | None = None
 

@@ -7,27 +7,31 @@ that stands in the way and the values that would do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from math import isqrt
 
 from fullbore.cost.model import Recompute
 from fullbore.cost.model.legal import check
 from fullbore.errors import ConfigError
-from fullbore.megatron import choose_schedule
 from fullbore.plan.choice import NONE, Choice, Spread
+from fullbore.plan.engines import check_choice, check_recompute, check_spread, refusal
 from fullbore.plan.prices import layout_of
 from fullbore.plan.programs import RUNNABLE, family_of, groups
 from fullbore.plan.question import Question
 from fullbore.schedules import Family
 
 __all__ = [
+    "can_recompute",
+    "check_engines",
     "choices",
     "is_asked",
     "make_spread",
-    "megatron_runs",
     "recomputes",
     "spreads",
     "virtual_stages",
 ]
 
+_MOST_MICROBATCHES = 100_000  # a schedule of more is neither asked for nor quickly simulated
 _MOST_MICROBATCH_SIZE = 16
 _MOST_VIRTUAL_STAGES = 8
 
@@ -75,8 +79,9 @@ def make_spread(
     _check_tensor(question, tensor)
     _check_pipeline(question, pipeline)
     one = pipeline * tensor * context
+    _check_stage(question, tensor=tensor, context=context)
     if devices % one:
-        legal = _divisors(devices // (tensor * context) if devices % (tensor * context) == 0 else 1)
+        legal = _divisors(devices // (tensor * context))
         raise ConfigError(
             f"--pipeline-model-parallel-size {pipeline} x tensor {tensor} x context {context} does "
             f"not divide the {devices} devices of {question.cluster.name}: with these use "
@@ -97,6 +102,8 @@ def make_spread(
         expert_tensor=fixed.expert_tensor,
     )
     layout_of(question, spread)
+    for engine in fixed.engines:
+        check_spread(engine, question, spread)
     check(
         question.shape,
         spread.split,
@@ -124,7 +131,7 @@ def choices(question: Question, spread: Spread) -> Iterator[Choice]:
                     group=group,
                     layers=fixed.layers,
                 )
-                if not fixed.megatron or megatron_runs(choice):
+                if _runs(question, choice):
                     yield choice
 
 
@@ -150,31 +157,60 @@ def is_asked(question: Question, choice: Choice) -> bool:
         (choice.recompute, fixed.recompute),
         (choice.layers, None if fixed.layers is None else (fixed.layers,)),
     )
-    if fixed.megatron and not megatron_runs(choice):
+    if refusal(question, choice) is not None:
         return False
     return all(allowed is None or value in allowed for value, allowed in pairs)
 
 
-def megatron_runs(choice: Choice) -> bool:
-    """Whether Megatron-LM has the schedule, and takes its numbers."""
+def recomputes(question: Question) -> tuple[Recompute, ...]:
+    """What may be computed again: what was asked for, else each granularity; as far as all engines
+    that are asked for can. ConfigError where none of it is left.
+    """
+    tried = question.fixed.recompute
+    if tried is None:
+        tried = NONE, Recompute(granularity="selective"), Recompute(granularity="full")
+    left = [one for one in tried if can_recompute(question, one)]
+    if not left:
+        for engine in question.fixed.engines:
+            for one in tried:
+                check_recompute(engine, one)
+    return tuple(left)
+
+
+def can_recompute(question: Question, recompute: Recompute) -> bool:
+    """Whether all engines that are asked for can compute so much again."""
     try:
-        choose_schedule(
-            name=choice.schedule,
-            ranks=choice.spread.pipeline,
-            virtual_stages=choice.virtual_stages,
-            microbatches=choice.spread.microbatches,
-            group_size=choice.group,
-        )
+        for engine in question.fixed.engines:
+            check_recompute(engine, recompute)
     except ConfigError:
         return False
-    return choice.schedule in ("1f1b", "interleaved")
+    return True
 
 
-def recomputes(question: Question) -> tuple[Recompute, ...]:
-    """What may be computed again: what was asked for, else each granularity."""
-    if question.fixed.recompute is not None:
-        return question.fixed.recompute
-    return NONE, Recompute(granularity="selective"), Recompute(granularity="full")
+def check_engines(question: Question) -> None:
+    """Raise ConfigError where the engines that are asked for run nothing of what is left to try."""
+    if not question.fixed.engines:
+        return
+    recomputes(question)
+    reason = None
+    free = replace(question, fixed=replace(question.fixed, engines=()))
+    for spread in spreads(question):
+        for choice in choices(free, spread):
+            reason = refusal(question, choice)
+            if reason is None:
+                return
+    if reason is not None:
+        raise ConfigError(reason)
+
+
+def _runs(question: Question, choice: Choice) -> bool:
+    """Whether all engines that are asked for have the schedule, and take its numbers."""
+    try:
+        for engine in question.fixed.engines:
+            check_choice(engine, choice)
+    except ConfigError:
+        return False
+    return True
 
 
 def virtual_stages(question: Question, ranks: int) -> tuple[int, ...]:
@@ -240,6 +276,21 @@ def _check_tensor(question: Question, tensor: int) -> None:
         )
 
 
+def _check_stage(question: Question, *, tensor: int, context: int) -> None:
+    """Whether the devices can be shared out among stages of T·C each."""
+    devices = question.cluster.size
+    if devices % (tensor * context) == 0:
+        return
+    if devices % tensor == 0:
+        use = f"C = {_near(_divisors(devices // tensor), context)}"
+    else:
+        use = f"T = {_near(_divisors(devices), tensor)}"
+    raise ConfigError(
+        f"--tensor-model-parallel-size {tensor} x --context-parallel-size {context} does not "
+        f"divide the {devices} devices of {question.cluster.name}: use {use}"
+    )
+
+
 def _check_pipeline(question: Question, pipeline: int) -> None:
     layers = len(question.shape.layers)
     if pipeline < 1:
@@ -263,6 +314,11 @@ def _check_batch(question: Question, *, data: int, size: int) -> None:
             f"--global-batch-size {batch} is no multiple of --micro-batch-size {size} x "
             f"{data} replicas = {once}: use {nearest}, or more devices a replica"
         )
+    if batch // once > _MOST_MICROBATCHES:
+        raise ConfigError(
+            f"--global-batch-size {batch} is {batch // once} microbatches of {size} on each of "
+            f"{data} replicas: use at most {_MOST_MICROBATCHES * once}"
+        )
 
 
 def _is_distributed(question: Question, replicas: int) -> bool:
@@ -277,7 +333,8 @@ def _no_spread(question: Question) -> ConfigError:
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def _near(legal: Iterable[int], wanted: int) -> str:

@@ -23,7 +23,7 @@ from fullbore.cost.hardware.calibration import Measured, MeasuredProduct
 from fullbore.train.place import RankPlace, cores_here, device_for, joined
 from fullbore.train.team import Team
 
-__all__ = ["Effort", "Plan", "calibrate_on_rank"]
+__all__ = ["Effort", "Plan", "calibrate_on_rank", "neighbourhood"]
 
 Shape = tuple[int, int, int]  # rows, inner, columns
 
@@ -265,20 +265,38 @@ def _one_way_s(machine: _Machine, other: int, size_bytes: int) -> float:
 
 
 def _all_reduces(machine: _Machine) -> tuple[float | None, float | None]:
-    """Seconds of an all_reduce of few and of many bytes, over all ranks."""
-    if machine.team.size == 1:
+    """Seconds of an all_reduce of few and of many bytes, over the ranks of each machine."""
+    if machine.team.local_size == 1:
         return None, None
-    machine.report("sums over all ranks")
+    machine.report("sums over all ranks of a machine")
+    group = neighbourhood(machine.team.gather(socket.gethostname()), machine.team.rank)
     small, large = (
-        machine.mean(_all_reduce_s(machine, size))
+        machine.mean(_all_reduce_s(machine, size, group))
         for size in (_SMALL_BYTES, machine.effort.message_bytes)
     )
     return small, large
 
 
-def _all_reduce_s(machine: _Machine, size_bytes: int) -> float:
+def neighbourhood(hosts: Sequence[str], rank: int) -> dist.ProcessGroup | None:
+    """The ranks of this one's machine, None where there is only one machine.
+
+    hosts: of all ranks, all of which must call this.
+    """
+    names = list(dict.fromkeys(hosts))
+    if len(names) == 1:
+        return None
+    groups: dict[str, dist.ProcessGroup] = {
+        name: dist.new_group([other for other, host in enumerate(hosts) if host == name])
+        for name in names
+    }
+    return groups[hosts[rank]]
+
+
+def _all_reduce_s(machine: _Machine, size_bytes: int, group: dist.ProcessGroup | None) -> float:
     tensor = machine.tensor(size_bytes // 4)
-    return machine.least_s(lambda: dist.all_reduce(tensor), _message_tries(machine, size_bytes))
+    return machine.least_s(
+        lambda: dist.all_reduce(tensor, group=group), _message_tries(machine, size_bytes)
+    )
 
 
 def _message_tries(machine: _Machine, size_bytes: int) -> int:

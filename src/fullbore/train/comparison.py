@@ -81,7 +81,8 @@ class Made:
 class Job(Protocol):
     """What is compared, picklable; make(i, ...) is called on every rank for each schedule i.
 
-    ranks: P. device: auto, cpu or cuda. threads: of a rank; None shares the cores out.
+    ranks: P. device: auto, cpu or cuda. threads: of a rank; None shares the cores out. imports:
+    modules that every rank needs.
     """
 
     @property
@@ -92,6 +93,8 @@ class Job(Protocol):
     def device(self) -> str: ...
     @property
     def threads(self) -> int | None: ...
+    @property
+    def imports(self) -> Sequence[str]: ...
     def make(self, index: int, machine: Machine) -> Made: ...
 
 

@@ -1,7 +1,9 @@
 """Starting the ranks of one machine with torchrun's own launcher, and hearing how they ended.
 
-Each rank is a process. A rank that fails writes its error to a file, so that the launcher can
-raise it as if it had happened here; signals are passed on, so that Ctrl-C lets every rank save.
+Each rank is a process, forked from a server that has imported what all of them need: eight ranks
+on two cores would import torch four times one after the other. A rank that fails writes its error
+to a file, so that the launcher can raise it as if it had happened here; signals are passed on, so
+that Ctrl-C lets every rank save.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from multiprocessing import resource_tracker
@@ -33,18 +35,26 @@ from fullbore.runtime import DIED
 __all__ = ["StopRequest", "launch_ranks"]
 
 _GRACE_S = 5  # for the ranks that live when another has failed
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, *_ENDING)
 
 
-def launch_ranks(entry: Callable[..., None], *arguments: Any, ranks: int) -> None:
+def launch_ranks(
+    entry: Callable[..., None], *arguments: Any, ranks: int, imports: Sequence[str] = ()
+) -> None:
     """Run entry(*arguments) in `ranks` processes, with torchrun's environment; wait for all.
 
-    entry and arguments must be picklable. Raises the FullboreError of the rank that failed
-    first, RankError where one died or failed otherwise, KeyboardInterrupt where the ranks were
-    stopped by a signal before they could react to it, or by a second one.
+    entry and arguments must be picklable. imports: modules that every rank will need. The server
+    that imports them starts with a process's first call and stays, with that call's environment
+    and imports; what a later one needs besides, each rank imports for itself.
+
+    Raises the FullboreError of the rank that failed first, RankError where one died or failed
+    otherwise, KeyboardInterrupt where the ranks were stopped by a signal before they could react
+    to it, or by a second one.
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    multiprocessing.set_forkserver_preload([__name__, "torch._dynamo", "numba", *imports])
     with (
         tempfile.TemporaryDirectory(prefix="fullbore-") as folder,
         _pass_signals_on() as passed,
@@ -69,7 +79,7 @@ def _config(ranks: int) -> LaunchConfig:
         "rdzv_endpoint": "localhost:0",
         "local_addr": "localhost",
         "max_restarts": 0,
-        "start_method": "spawn",
+        "start_method": "forkserver",
         # Not those that are passed on here; releases of torch differ in these fields.
         "signals_to_handle": "SIGQUIT",
         "shutdown_timeout": _GRACE_S,
@@ -80,14 +90,31 @@ def _config(ranks: int) -> LaunchConfig:
 
 def _run_rank(folder: str, entry: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """What each process runs."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+    over = threading.Event()
+    threading.Thread(
+        target=_end_with_launcher, args=(over,), name="watches the launcher", daemon=True
+    ).start()
     try:
         entry(*arguments)
+        over.set()
     except FullboreError as error:
         _tell(Path(folder), error)
         sys.stdout.flush()
         os._exit(2)  # groups of a failed run would wait for each other in their destructors
     except KeyboardInterrupt:
         os._exit(130)  # torch would end with status 0, and the launcher wait for a value for ever
+
+
+def _end_with_launcher(over: threading.Event) -> None:
+    """Ask this rank to stop once the launcher is gone, and end when it has: nobody waits for it."""
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        launcher.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        over.wait()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _tell(folder: Path, error: FullboreError) -> None:
@@ -169,11 +196,12 @@ def _ranks_start_deaf() -> Iterator[None]:
 
     A terminal sends it to them too, and in the middle of Python's start they would all print a
     traceback. What a thread blocks its new processes block; this process hears by another thread.
+    The server that forks them never hears what ends a process: it ends with this process and them.
     """
     resource_tracker.ensure_running()  # which unblocks SIGINT, so not later
     over = threading.Event()
     threading.Thread(target=over.wait, name="hears signals", daemon=True).start()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:

@@ -41,6 +41,11 @@ class PacedJob:
     device: str = "cpu"
     threads: int | None = 1
 
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """What every rank needs."""
+        return (__name__,)
+
     def make(self, index: int, machine: Machine) -> Made:
         """The sleepers of one schedule on this rank."""
         schedule = self.schedules[index]

@@ -28,6 +28,8 @@ from fullbore.megatron import (
 )
 from fullbore.passes import offload
 from fullbore.schedules import FAMILIES
+from fullbore.train.schedule_file import SAID_BY_FILES, is_schedule_file, read_schedule_file
+from fullbore.train.sliced import check_sliced
 
 __all__ = ["TrainSettings", "flag", "read_config"]
 
@@ -166,6 +168,8 @@ class TrainSettings(BaseModel):
         ranks = self.pipeline_model_parallel_size
         if ranks < 1:
             raise ConfigError(f"--pipeline-model-parallel-size is {ranks}: the nearest legal is 1")
+        if is_schedule_file(self.schedule):
+            return self._shape_of_file(self.schedule, layers)
         virtual_stages = self._virtual_stages(layers)
         return choose_schedule(
             name=self.schedule,
@@ -175,6 +179,22 @@ class TrainSettings(BaseModel):
             group_size=self.microbatch_group_size_per_virtual_pipeline_stage,
             slices=self.slices,
             layers=None if layers is None else self._layers_by_hand(layers, virtual_stages),
+        )
+
+    def _shape_of_file(self, path: str, layers: int | None) -> PipelineShape:
+        made = read_schedule_file(
+            path,
+            ranks=self.pipeline_model_parallel_size,
+            microbatches=self.microbatches,
+            typed={flag(name): getattr(self, name) for name in SAID_BY_FILES},
+        )
+        return PipelineShape(
+            schedule=made.name,
+            ranks=made.ranks,
+            virtual_stages=made.virtual_stages,
+            microbatches=made.microbatches,
+            layers=None if layers is None else self._layers_by_hand(layers, made.virtual_stages),
+            made=made,
         )
 
     @property
@@ -281,7 +301,7 @@ class TrainSettings(BaseModel):
         self._check_recompute()
         self._check_schedule()
         if self.num_layers_per_virtual_pipeline_stage is None:
-            self._check_slices(self.shape().build().slices)
+            check_sliced(self, self.shape().build().slices)
         elif self.microbatches < 1 or self.num_virtual_stages_per_pipeline_rank is not None:
             self.shape()  # its own words for what is wrong; the rest waits for the model's layers
 
@@ -292,22 +312,6 @@ class TrainSettings(BaseModel):
             raise ConfigError(
                 f"--schedule {self.schedule} can be simulated, and not be run: "
                 f"fullbore simulate it, or choose {' or '.join(runnable)}"
-            )
-
-    def _check_slices(self, slices: int) -> None:
-        if self.seq_length % slices:
-            below = self.seq_length // slices * slices
-            legal = f"{below} or {below + slices}" if below else f"{slices}"
-            raise ConfigError(
-                f"--seq-length {self.seq_length} makes no {slices} --slices of one length: the "
-                f"nearest legal values are {legal}"
-            )
-        if slices > 1 and self.offload is not None:
-            raise ConfigError("--offload would send away what later --slices attend to: leave it")
-        if slices > 1 and isinstance(self.recomputation, int) and self.recomputation:
-            raise ConfigError(
-                f"--recompute {self.recomputation} blocks cannot be done with --slices: the "
-                "nearest legal value is full"
             )
 
     def _check_recompute(self) -> None:

@@ -27,6 +27,11 @@ class TrainingJob:
     length: Length
 
     @property
+    def imports(self) -> tuple[str, ...]:
+        """What every rank needs."""
+        return __name__, "transformers.modeling_utils"
+
+    @property
     def device(self) -> str:
         """auto, cpu or cuda."""
         return self.settings[0].device

@@ -160,3 +160,25 @@ def test_another_device_has_what_was_seen_as_its_peak():
 
 def test_what_ranks_tell_each_other_survives_json():
     assert Measured.parse(asdict(gpu())) == gpu()
+
+
+def test_a_card_with_other_memory_keeps_its_own(tmp_path):
+    found = calibrated(gpu(device="NVIDIA A100-SXM4-40GB", memory_bytes=39.5 * 2**30))
+    path = tmp_path / "here.toml"
+    path.write_text(to_toml(found), encoding="utf-8")
+    assert found.base == "a100"
+    assert Cluster.parse(str(path)).device.memory_gib == pytest.approx(39.5)
+    assert calibrated(gpu()).device.memory_gib == 80.0
+
+
+def test_a_card_that_is_slower_than_its_namesake_is_measured():
+    assert calibrated(gpu(device="NVIDIA H100 PCIe")).base is None
+
+
+def test_a_precision_that_the_sheet_lacks_has_what_was_seen(tmp_path):
+    found = calibrated(gpu(precision="fp32", element_bytes=4.0, peaks={"fp32": 5e13}))
+    path = tmp_path / "here.toml"
+    path.write_text(to_toml(found), encoding="utf-8")
+    device = Cluster.parse(str(path)).device
+    assert device.peak_flop_per_s("fp32") == 5e13
+    assert device.peak_flop_per_s("bf16") == preset("h100").peak_flop_per_s("bf16")

@@ -60,6 +60,8 @@ def test_a_precision_that_a_device_lacks_is_an_error():
         ("NVIDIA GB200", "gb200"),
         ("AMD Instinct MI300X", "mi300x"),
         ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA H100 NVL", None),
     ],
 )
 def test_a_driver_s_name_finds_its_preset(told, name):
@@ -92,6 +94,9 @@ def test_names_of_clusters(text, nodes, per_node):
         ("h100:8x", "'8x' is no number of devices; write a device and its number"),
         ("h100:8x8x8", "'8x8x8' is no number of devices"),
         ("h100:-8", "'-8' is no number"),
+        ("h100:" + "9" * 5000, "is no number of devices"),
+        ("h100:99999x99999", "99999 nodes of 99999 devices are more than 1000000: write fewer"),
+        ("a" * 5000, "no device is called 'aaa"),
         ("", "no device is called ''"),
         ("nothing.toml", "cannot read a cluster from nothing.toml"),
     ],
@@ -136,6 +141,7 @@ def test_a_file_s_own_size_can_be_changed(tmp_path):
         ('base = "h100"\ngeneration = "volta"', "generation: no constants are known for 'volta'"),
         ('base = "h100"\n[constants]\nhop = 1', "constants: hop: unknown; known are product_share"),
         ('base = "h100"\n[constants]\nnode_share = 2', "constants: node_share: Input should be"),
+        ('base = "h100"\n[constants]\nnode_share = 1e-320', "or equal to 0.000001"),
         ('base = "h100"\nconstants = 3', "constants: write them as a table"),
         ('base = "h100"\nunofficial = ["fp4"]', "unofficial names fp4, which is no figure"),
         ('title = "x"', 'generation: missing; give it, or start from a preset with base = "h100"'),
@@ -181,6 +187,11 @@ SIZES = [
     (1, 4, 4, 4),
     (16, 1, 2, 2),
     (2, 1, 16, 2),
+    (6, 1, 5, 2),
+    (3, 1, 20, 1),
+    (3, 4, 5, 1),
+    (5, 1, 4, 3),
+    (12, 1, 5, 1),
 ]
 
 
@@ -195,11 +206,21 @@ def test_ranks_of_a_group_that_share_a_node(sizes, group):
         data=data,
         pipeline=pipeline,
     )
-    ring = layout.ring(group)
+    ring, fewest = layout.ring(group), []
     for members in groups(layout, group):
         nodes = [sum(rank // 8 == node for rank in members) for node in range(8)]
         assert ring.size == len(members)
-        assert ring.in_node == min(count for count in nodes if count)
+        fewest.append(min(count for count in nodes if count))
+    assert ring.in_node == min(fewest)
+
+
+def test_a_group_that_nodes_cut_through_is_not_taken_for_one_within_a_node():
+    layout = Layout(cluster=Cluster.parse("h100:6x8"), tensor=6, data=8)
+    assert layout.ring("tensor").in_node == 2  # ranks 6 and 7 are on another node than 8 to 11
+    whole = Layout(cluster=Cluster.parse("h100:6x8"), tensor=4, data=12)
+    assert layout.collective_s("all_reduce", 1e9, "tensor") > 4 * whole.collective_s(
+        "all_reduce", 1e9, "tensor"
+    )
 
 
 def test_experts_are_spread_over_neighbours():
@@ -230,6 +251,7 @@ def test_one_pair_of_a_mesh_has_one_link():
     ("sizes", "said"),
     [
         ({"tensor": 0}, "tensor parallel size 0: it must be 1 or more"),
+        ({"expert_tensor": 0}, "expert tensor parallel size 0: it must be 1 or more"),
         ({"data": 65}, "are 65 ranks; h100:8x8 has 64 devices"),
         ({"data": 8, "expert": 3}, "expert parallel size 3 x 1 does not divide the 8 ranks"),
     ],

@@ -17,7 +17,6 @@ from fullbore.cost.hardware import (
     optimizer_s,
     preset,
     presets,
-    reduction_s,
 )
 from fullbore.cost.hardware.assemble import stage_costs
 from fullbore.cost.hardware.device import constants_of
@@ -29,6 +28,7 @@ from fullbore.errors import ConfigError
 BF16 = Precision.named("bf16")
 H100 = preset("h100")
 HOPPER = constants_of("hopper")
+HIDDEN = HOPPER.hidden_share
 SIZES = st.integers(min_value=1, max_value=20_000)
 DEVICES = st.sampled_from(presets())
 
@@ -163,6 +163,23 @@ def test_messages_are_exposed_but_for_what_computation_hides():
     assert hidden.forward.exposed_s == usual.input_grad.exposed_s
 
 
+def test_tokens_on_their_way_to_experts_are_waited_for_unless_another_microbatch_computes():
+    told = ("F", "I")
+    one = layer(
+        collectives=tuple(
+            Collective(name="m", kind="all_to_all", bytes=4e7, group="expert", action=action)
+            for action in told
+        )
+    )
+    layout = Layout(cluster=Cluster.parse("h100:8"), data=8, expert=8)
+    whole_s = layout.collective_s("all_to_all", 4e7, "expert")
+    assert whole_s > 0
+    for overlap, left in ((Overlap(forward=True), 1.0), (Overlap(expert=True), 1 - HIDDEN)):
+        made = Roofline(layout=layout, precision=BF16, overlap=overlap).priced(one)
+        for seconds in (made.forward, made.input_grad):
+            assert seconds.exposed_s == pytest.approx(left * whole_s)
+
+
 def test_a_product_waits_for_what_it_reads():
     gathered = roofline().priced(layer(collectives=(message("I", "all_gather"),)))
     scattered = roofline().priced(layer(collectives=(message("I"),)))
@@ -180,6 +197,17 @@ def test_eight_bits_are_faster_but_for_casts():
             for name in ("fp8", "bf16")
         ]
         assert (seconds[0] < seconds[1]) is faster
+
+
+def test_what_is_wide_takes_in_8_bits_what_it_takes_in_16():
+    wide = Product(name="head", rows=4096, inner=4096, columns=32768, wide=True)
+    piece = Piece(kind="head", index=0, products=(wide,))
+    layout = Layout(cluster=Cluster.parse("h100:8"))
+    narrow, usual = (
+        Roofline(layout=layout, precision=Precision.named(name)).priced(piece)
+        for name in ("fp8", "bf16")
+    )
+    assert narrow == usual
 
 
 def test_a_device_without_the_precision_is_an_error():
@@ -200,14 +228,8 @@ def test_stages_are_sums_of_their_pieces():
     assert costs.message_bytes == 1e6
 
 
-def test_what_a_step_costs_besides():
+def test_an_optimizer_moves_what_it_reads_and_writes():
     layout = Layout(cluster=Cluster.parse("h100:8x8"), tensor=8, data=8)
-    whole = reduction_s(layout, BF16, dense=1e9)
-    sharded = reduction_s(layout, BF16, dense=1e9, distributed=True)
-    ring_s = 4e9 * 7 / 8 / (50e9 * HOPPER.network_share)
-    assert whole == pytest.approx(2 * ring_s, rel=0.01)
-    assert sharded == pytest.approx(1.5 * ring_s, rel=0.01)
-    assert reduction_s(Layout(cluster=layout.cluster, tensor=8), BF16, dense=1e9) == 0.0
     step = optimizer_s(layout, BF16, parameters=1e9)
     assert step == pytest.approx(1e9 * 38 / (3.35e12 * HOPPER.memory_share))
     assert optimizer_s(layout, BF16, parameters=1e9, shards=8) == pytest.approx(step / 8)

@@ -265,6 +265,38 @@ def test_what_is_held_between_the_halves_of_a_backward():
     assert layer.held_bytes == 2 * s * (inputs + gradients)
 
 
+def test_of_what_is_held_only_gathered_gradients_are_whole_on_every_rank():
+    config, h, s, t = example("llama3-8b"), 4096, 4096, 8
+    whole = priced(config)[1]
+    cut = priced(config, split=Split(tensor=t, sequence_parallel=True))[1]
+    gathered = 2 * (2 * s * h)  # of the outputs of the projection and of the last matrix
+    assert cut.held_bytes == (whole.held_bytes - gathered) / t + gathered
+
+
+def test_copies_of_tokens_are_sorted_once_more_by_a_rank_of_several_experts():
+    config = example("mixtral-8x7b")
+    moved = {}
+    for expert in (1, 4, 8):
+        layer = priced(config, split=Split(expert=expert))[1]
+        moved[expert] = sum(t.bytes for t in layer.traffic if t.name == "permutation")
+    once = 2 * 2 * 2 * 2 * 4096 * 2 * 4096  # F and I, there and back, read and written, 16 bits
+    assert moved == {1: once, 4: 2 * once, 8: once}
+
+
+def test_in_8_bits_factors_are_gathered_in_8_and_the_head_is_in_16():
+    split = Split(tensor=4, sequence_parallel=True)
+    wide, narrow = (
+        priced(example("llama3-8b"), split=split, precision=Precision.named(name))
+        for name in ("bf16", "fp8")
+    )
+    for before, after in zip(wide[1].collectives, narrow[1].collectives, strict=True):
+        assert before.bytes / after.bytes == (2 if after.kind == "all_gather" else 1)
+    assert wide[-1].collectives == narrow[-1].collectives
+    assert wide[-1].kept_bytes == narrow[-1].kept_bytes
+    assert [product.wide for product in narrow[-1].products] == [True]
+    assert not any(product.wide for product in narrow[1].products)
+
+
 @pytest.mark.parametrize(
     ("precision", "sharding", "copies", "each"),
     [
@@ -322,6 +354,7 @@ def test_fp8_keeps_inputs_of_products_in_a_byte():
         (Split(tensor=64), 4096, "size 64 does not divide the 32 attention heads: use 32"),
         (Split(tensor=0), 4096, "--tensor-model-parallel-size 0: it must be 1 or more"),
         (Split(sequence_parallel=True), 4096, "give that 2 or more"),
+        (Split(), 10**400, "--seq-length 1000.*: it must be 1 to 1e.12"),
         (Split(context=3), 4096, "4096 is not divided by 6.*use 4092 or 4098"),
         (Split(expert=2), 4096, "llama has no experts; leave it out"),
     ],
@@ -336,6 +369,10 @@ def test_experts_that_do_not_divide_are_refused():
         priced(example("mixtral-8x7b"), split=Split(expert=3))
     with pytest.raises(ConfigError, match=r"with .* 2 needs --sequence-parallel"):
         priced(example("mixtral-8x7b"), split=Split(expert=2, tensor=2))
+    with pytest.raises(ConfigError, match=r"expert-tensor-parallel-size 1 with .* 4 needs --seq"):
+        priced(example("mixtral-8x7b"), split=Split(expert_tensor=1, tensor=4))
+    with pytest.raises(ConfigError, match=r"expert-tensor-parallel-size 4: llama has no experts"):
+        priced(example("llama3-8b"), split=Split(expert_tensor=4))
     with pytest.raises(ConfigError, match="--recompute-num-layers needs"):
         priced(example("mixtral-8x7b"), recompute=Recompute(layers=3))
 

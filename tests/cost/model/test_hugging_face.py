@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from priced import SMOLLM2
+from priced import SMOLLM2, example, priced
 
 from fullbore.cost.model.config import read_config
 from fullbore.cost.model.hugging_face import shape_of
@@ -41,11 +41,51 @@ def without(config, key):
             "num_experts_per_tok is 5: there are 4 experts",
         ),
         (SMOLLM2 | {"model_type": "deepseek_v3"}, "kv_lora_rank is missing"),
+        (without(SMOLLM2, "intermediate_size"), "intermediate_size is missing"),
+        (without(SMOLLM2, "head_dim") | {"hidden_size": 577}, "num_attention_heads is 9: it must"),
+        (SMOLLM2 | {"tie_word_embeddings": "false"}, "'false': it must be true or false"),
+        (SMOLLM2 | {"hidden_size": 576.0}, "hidden_size is 576.0 .* must be a whole number, 1"),
+        (SMOLLM2 | {"hidden_size": 10**30}, "hidden_size is 1000.* number, 1 to 1e.12"),
+        (SMOLLM2 | {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: at most 10000"),
+        (SMOLLM2 | {"layer_types": "full"}, "layer_types is 'full': it must be a list"),
+        (SMOLLM2 | {"layer_types": ["full_attention"]}, "names 1 layers: num_hidden_layers is 30"),
+        (SMOLLM2 | {"model_type": "mistral"}, "sliding_window is missing in .* this mistral model"),
     ],
 )
 def test_what_has_no_price_is_refused_by_name(config, message):
     with pytest.raises(ModelError, match=message):
         shape_of(config)
+
+
+NONSENSE = (None, "", "x", -1, 0, 1.5, float("nan"), [], ["x"], {}, {"a": 1}, True, 10**30)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "mixtral-8x7b", "deepseek-v3"])
+def test_nonsense_is_refused_by_the_name_of_its_key_or_priced(name):
+    config = example(name)
+    layers = next(key for key in ("num_hidden_layers", "n_layer") if key in config)
+    config |= {layers: 4}
+    for key in config.keys() - {layers}:
+        for value in NONSENSE:
+            try:
+                shape = shape_of(config | {key: value})
+            except ModelError as error:
+                assert key in str(error), (key, value)
+                continue
+            assert priced(shape, sequence=64), (key, value)
+
+
+def test_older_names_of_a_key_are_understood():
+    bloom = {"model_type": "bloom", "n_embed": 64, "n_layer": 2, "num_attention_heads": 8,
+             "vocab_size": 512, "n_inner": None}  # fmt: skip
+    shape = shape_of(bloom)
+    assert (shape.hidden, shape.layers[0].attention.heads, shape.layers[0].mlp.width) == (
+        64,
+        8,
+        256,
+    )
+    gemma = SMOLLM2 | {"model_type": "gemma", "hidden_activation": None}
+    assert shape_of(gemma).layers[0].mlp.activation == "gelu"
 
 
 def test_gpt2_by_hand():
@@ -66,6 +106,12 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"cannot read .* as JSON"):
         read_config(tmp_path)
+    for text in ("1" * 5000, "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelError, match=r"cannot read .* as JSON"):
+            read_config(tmp_path)
+    with pytest.raises(ModelError, match=r"cannot read .* as JSON"):
+        read_config(tmp_path / ("a" * 5000))
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match="holds no JSON object"):
         read_config(tmp_path)

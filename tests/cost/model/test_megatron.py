@@ -111,6 +111,13 @@ def test_a_shell_script_is_understood(tmp_path):
     assert shape.layers[0].attention.window == 129
 
 
+def test_what_the_shell_does_with_the_output_is_no_value():
+    flags = flags_of("torchrun x.py --num-layers 12 --bf16 2>&1 | tee log.txt && echo done")
+    assert flags == {"num_layers": ("12",), "bf16": ()}
+    assert flags_of("--lr 1 >> log.txt")["lr"] == ("1",)
+    assert flags_of("--layout 'Et|tL' &> log")["layout"] == ("Et|tL",)
+
+
 def test_a_yaml_file_is_understood(tmp_path):
     pytest.importorskip("yaml")
     file = tmp_path / "flags.yaml"
@@ -118,11 +125,11 @@ def test_a_yaml_file_is_understood(tmp_path):
         "ENV_VARS:\n  CUDA_DEVICE_MAX_CONNECTIONS: 1\n"
         "MODEL_ARGS:\n  --num-layers: 12\n  --hidden-size: 512\n  --num-attention-heads: 8\n"
         "  --max-position-embeddings: 1024\n  --vocab-size: 1000\n  --swiglu: true\n"
-        "  --bf16: false\nlanguage_model:\n  micro_batch_size: 2\n"
+        "  --bf16: false\n  add_bias_linear: false\nlanguage_model:\n  micro_batch_size: 2\n"
     )
     flags = read_flags(str(file))
     assert flags["swiglu"] == ()
-    assert "bf16" not in flags
+    assert "bf16" not in flags and flags["disable_bias_linear"] == ()
     assert shape_of_flags(flags).layers[0].mlp.width == int(4 * 512 * 2 / 3 / 64) * 64
     assert given_by_flags(flags).microbatch == 2
     file.write_text("- 1\n")
@@ -166,11 +173,51 @@ def test_recomputation_as_flags_say_it(flags, what, layers):
         (changed(DEEPSEEK, "*58", "*57"), "names 60 layers: --num-layers is 61"),
         (changed(DEEPSEEK, "([0]*3+[1]*58)", "often"), "must be a number, or a list such as"),
         (changed(DEEPSEEK, "topk 8", "topk 300"), "--moe-router-topk 300: there are --num-experts"),
+        (changed(DEEPSEEK, "([0]*3+[1]*58)", "0"), "--moe-layer-freq 0: it must be a number, or"),
+        (LLAMA3_8B + " --rotary-percent nan", "--rotary-percent nan: it must be a number from 0"),
+        (changed(LLAMA3_8B, "RMSNorm", "RmsNorm"), "RmsNorm: use LayerNorm or RMSNorm"),
+        (changed(LLAMA3_8B, "rope", "Rope"), "type Rope: use learned_absolute or rope or mrope"),
+        (changed(DEEPSEEK, "*58", "*58000000000"), "must be a number, or a list such as"),
+        (
+            changed(LLAMA3_8B, "--num-layers 32", "--num-layers 99999"),
+            "at most 10000 can be priced",
+        ),
+        (
+            changed(LLAMA3_8B, "size 4096", "size 1" + 30 * "0"),
+            "--hidden-size 1000.* it must be 1 to 1e.12",
+        ),
+        (LLAMA3_8B + " --is-hybrid-model", "state-space layers .--is-hybrid-model"),
     ],
 )
 def test_wrong_flags_are_refused_by_name(flags, message):
     with pytest.raises(ConfigError, match=message):
         shape_of_flags(flags_of(flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "windows"),
+    [
+        ("--window-size 127,0", [128] * 4),
+        ("--window-size (-1,-1)", [None] * 4),
+        ("--window-size 127,0 --window-attn-skip-freq 2", [128, None, 128, None]),
+        ("--window-size 127,0 --window-attn-skip-freq [1]*3+[0]", [128, 128, 128, None]),
+    ],
+)
+def test_windows_as_flags_say_them(flags, windows):
+    shape = shape_of_flags(flags_of(changed(LLAMA3_8B, "layers 32", "layers 4") + flags))
+    assert [layer.attention.window for layer in shape.layers] == windows
+
+
+def test_an_mlp_is_gated_by_either_flag():
+    geglu = changed(LLAMA3_8B, "--swiglu", "--quick-geglu")
+    assert shape_of_flags(flags_of(geglu)).layers[0].mlp.gated
+
+
+def test_what_else_selective_recomputation_makes_again_is_refused():
+    told = "--recompute-granularity selective --recompute-modules "
+    assert given_by_flags(flags_of(told + "core_attn")).recompute == "selective"
+    with pytest.raises(ConfigError, match="cannot price --recompute-modules moe layernorm"):
+        given_by_flags(flags_of(told + "moe layernorm"))
 
 
 def test_a_text_without_flags_is_refused():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from priced import example, priced
 
 from fullbore.cost.model.families import known
+from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.totals import parameters
+from fullbore.errors import ModelError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -64,3 +68,21 @@ def test_parameters_at_full_size(name):
     assert parameters(priced(config, sequence=1024)) == STATED[name]
     made = AutoConfig.for_model(**config)
     assert parameters(priced(made.to_dict(), sequence=1024)) == counted(empty(made)) == STATED[name]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_key_left_out_is_refused_by_name_or_means_what_transformers_makes_of_it(family):
+    from transformers import AutoConfig
+
+    usual = AutoConfig.for_model(family).to_dict()
+    for extra in FAMILIES[family]:
+        told = small_config(family, extra).to_dict()
+        for key in [key for key in told if told[key] != usual.get(key)]:
+            rest = {name: value for name, value in told.items() if name != key}
+            try:
+                found = shape_of(rest)
+            except ModelError as error:
+                assert key in str(error)
+                continue
+            meant = shape_of(AutoConfig.for_model(**rest).to_dict())
+            assert found == replace(meant, mtp_layers=found.mtp_layers), key

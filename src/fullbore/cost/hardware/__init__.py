@@ -6,7 +6,7 @@ from fullbore.cost.hardware.device import GIB, Constants, Device, preset, preset
 from fullbore.cost.hardware.layout import Layout
 from fullbore.cost.hardware.links import Ring
 from fullbore.cost.hardware.roofline import Overlap, Priced, Roofline, Seconds
-from fullbore.cost.hardware.step import optimizer_s, reduction_s, step_s
+from fullbore.cost.hardware.step import optimizer_s
 
 __all__ = [
     "GIB",
@@ -23,7 +23,5 @@ __all__ = [
     "preset",
     "preset_in",
     "presets",
-    "reduction_s",
     "stage_costs",
-    "step_s",
 ]

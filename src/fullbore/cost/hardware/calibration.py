@@ -19,6 +19,7 @@ __all__ = ["Calibrated", "Measured", "MeasuredProduct", "calibrated", "errors_of
 _CPU_TILE = 16  # rows and columns: what a core's registers hold of an output, about
 _FACTORS = (2.0, 0.5, 1.25, 0.8, 1.05, 0.952, 1.01, 0.99)
 _ROUNDS = 100
+_SAME_MEMORY = 0.05  # drivers keep some for themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def calibrated(measured: Measured) -> Calibrated:
     """The device and the constants that come nearest to what was measured.
 
     A GPU that a preset knows keeps its data sheet, and the constants say what is reached of it;
-    any other device has as peaks the best that was seen.
+    any other device, and a precision that the sheet lacks, has as peak the best that was seen.
     """
     base = preset_in(measured.device) if measured.is_gpu else None
     device = _device(measured, base)
@@ -104,21 +105,27 @@ def errors_of(measured: Measured, found: Calibrated) -> tuple[float, ...]:
 
 
 def _device(measured: Measured, base: str | None) -> Device:
+    peaks = {f"{name}_tflop_per_s": peak / 1e12 for name, peak in measured.peaks.items()}
+    memory_gib = measured.memory_bytes / GIB
     if base is not None:
-        return preset(base).model_copy(update={"gpus_per_node": measured.ranks_per_node})
+        sheet = preset(base)
+        own: dict[str, object] = {"gpus_per_node": measured.ranks_per_node}
+        own |= {name: peak for name, peak in peaks.items() if getattr(sheet, name) is None}
+        if abs(memory_gib / sheet.memory_gib - 1) > _SAME_MEMORY:
+            own["memory_gib"] = memory_gib  # a smaller or larger one of the same name
+        return sheet.model_copy(update=own)
     pair = measured.pair_bytes_per_s or measured.copy_bytes_per_s
     figures = {
         "title": measured.device,
         "generation": "measured",
         "multiprocessors": measured.multiprocessors,
-        "memory_gib": measured.memory_bytes / GIB,
+        "memory_gib": memory_gib,
         "memory_gb_per_s": measured.copy_bytes_per_s / 1e9,
         "gpus_per_node": measured.ranks_per_node,
         "node_gb_per_s": pair / 1e9,
         "network_gb_per_s": (measured.network_bytes_per_s or pair) / 1e9,
         "host_gb_per_s": measured.host_bytes_per_s / 1e9,
     }
-    peaks = {f"{name}_tflop_per_s": peak / 1e12 for name, peak in measured.peaks.items()}
     return Device.model_validate({**figures, **peaks})
 
 
@@ -215,11 +222,12 @@ def _errors(measured: Measured, device: Device, constants: Constants) -> tuple[f
 def to_toml(found: Calibrated, notes: Sequence[str] = ()) -> str:
     """A cluster file that `Cluster.load` reads. notes: comments at its top."""
     lines = [*(f"# {note}" for note in notes), ""] if notes else []
+    figures = found.device.model_dump(exclude_none=True, exclude={"sources", "unofficial"})
     if found.base is not None:
-        lines += [f'base = "{found.base}"', f"gpus_per_node = {found.device.gpus_per_node}"]
-    else:
-        figures = found.device.model_dump(exclude_none=True, exclude={"sources", "unofficial"})
-        lines += [f"{name} = {_toml(value)}" for name, value in figures.items()]
+        lines.append(f'base = "{found.base}"')
+        sheet = preset(found.base).model_copy(update={"gpus_per_node": None})
+        figures = {name: value for name, value in figures.items() if value != getattr(sheet, name)}
+    lines += [f"{name} = {_toml(value)}" for name, value in figures.items()]
     lines += [f"nodes = {found.nodes}", "", "[constants]"]
     lines += [f"{name} = {_toml(value)}" for name, value in found.constants.model_dump().items()]
     return "\n".join(lines) + "\n"

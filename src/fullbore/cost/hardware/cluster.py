@@ -23,6 +23,7 @@ from fullbore.errors import ConfigError
 
 __all__ = ["Cluster"]
 
+_MOST = 1_000_000  # devices
 _GRAMMAR = "write a device and its number, such as h100:8x8 (nodes x GPUs a node) or h100:64"
 
 
@@ -30,13 +31,21 @@ _GRAMMAR = "write a device and its number, such as h100:8x8 (nodes x GPUs a node
 class Cluster:
     """`nodes` nodes of `device.gpus_per_node` devices each.
 
-    constants: what they reach of their peaks. name: as it was asked for.
+    constants: what they reach of their peaks. name: as it was asked for. Raises ConfigError where
+    there are more devices than anybody has.
     """
 
     name: str
     nodes: int
     device: Device
     constants: Constants
+
+    def __post_init__(self) -> None:
+        if self.size > _MOST:
+            raise ConfigError(
+                f"{self.name}: {self.nodes} nodes of {self.device.gpus_per_node} devices are more "
+                f"than {_MOST}: write fewer"
+            )
 
     @property
     def size(self) -> int:
@@ -49,8 +58,8 @@ class Cluster:
 
         Raises ConfigError that names the field and what would do.
         """
-        name, _, count = text.partition(":") if not Path(text).is_file() else (text, "", "")
-        if Path(name).suffix.lower() == ".toml" or Path(name).is_file():
+        name, _, count = text.partition(":") if not _is_file(text) else (text, "", "")
+        if Path(name).suffix.lower() == ".toml" or _is_file(name):
             base = Cluster.load(name)
         else:
             device = preset(name)
@@ -66,6 +75,13 @@ class Cluster:
         except (OSError, ValueError) as error:  # ValueError: no text, or no TOML
             raise ConfigError(f"cannot read a cluster from {path}: {error}") from error
         return _from_file(data, where=str(path))
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # longer than a name can be
+        return False
 
 
 def _from_file(data: Mapping[str, object], *, where: str) -> Cluster:
@@ -103,12 +119,18 @@ def _sized(base: Cluster, count: str, text: str) -> Cluster:
     return Cluster(name=text, nodes=nodes, device=device, constants=base.constants)
 
 
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= len(str(_MOST)) and 0 < int(text) <= _MOST
+
+
 def _counts(base: Cluster, count: str, text: str) -> tuple[int, int]:
     """Nodes, and devices a node."""
     nodes, cross, per_node = count.partition("x")
     numbers = [nodes, per_node] if cross else [nodes]
-    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
-        raise ConfigError(f"--cluster {text}: {count!r} is no number of devices; {_GRAMMAR}")
+    if not all(map(_is_number, numbers)):
+        raise ConfigError(
+            f"--cluster {text[:60]}: {count[:60]!r} is no number of devices; {_GRAMMAR}"
+        )
     if cross:
         return int(nodes), int(per_node)
     total, size = int(nodes), base.device.gpus_per_node

@@ -31,6 +31,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 GIB = 2**30
 _GIGA, _TERA = 1e9, 1e12
+_CARDS = frozenset(("pcie", "nvl"))  # as in "NVIDIA H100 PCIe"
+_LEAST = 1e-6  # a share below is a mistake, and what it divides has no end
 _STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -40,7 +42,7 @@ class Constants(BaseModel):
     model_config = _STRICT
 
     product_share: float = Field(
-        gt=0, le=1, description="of the dense peak, reached by a product without end"
+        ge=_LEAST, le=1, description="of the dense peak, reached by a product without end"
     )
     tile_rows: int = Field(gt=0, description="rows of the output that one multiprocessor makes")
     tile_columns: int = Field(gt=0, description="columns of the same")
@@ -51,30 +53,30 @@ class Constants(BaseModel):
         ge=0, description="elements of the inner dimension lost to the start and end of a tile"
     )
     attention_share: float = Field(
-        gt=0, le=1, description="of the dense peak, reached by a fused attention forward"
+        ge=_LEAST, le=1, description="of the dense peak, reached by a fused attention forward"
     )
     attention_backward_share: float = Field(
-        gt=0, le=1, description="of the dense peak, reached by a fused attention backward"
+        ge=_LEAST, le=1, description="of the dense peak, reached by a fused attention backward"
     )
     memory_share: float = Field(
-        gt=0, le=1, description="of the memory's bandwidth, reached by copies and products"
+        ge=_LEAST, le=1, description="of the memory's bandwidth, reached by copies and products"
     )
     traffic_share: float = Field(
-        gt=0,
+        ge=_LEAST,
         le=1,
         description="the same of norms, activations, softmax and sums, with what is not listed",
     )
     cast_share: float = Field(
-        gt=0, le=1, description="the same of casts to 8 bits, with their scaling"
+        ge=_LEAST, le=1, description="the same of casts to 8 bits, with their scaling"
     )
     kernel_s: float = Field(ge=0, description="seconds between two kernels")
     node_share: float = Field(
-        gt=0, le=1, description="of the bandwidth within a node, reached by collectives"
+        ge=_LEAST, le=1, description="of the bandwidth within a node, reached by collectives"
     )
     message_share: float = Field(
-        gt=0, le=1, description="of the same, reached by one message between two devices"
+        ge=_LEAST, le=1, description="of the same, reached by one message between two devices"
     )
-    network_share: float = Field(gt=0, le=1, description="of the network's bandwidth")
+    network_share: float = Field(ge=_LEAST, le=1, description="of the network's bandwidth")
     hidden_share: float = Field(
         ge=0, le=1, description="of a message beside computation, hidden by it"
     )
@@ -192,8 +194,14 @@ def preset(name: str) -> Device:
 
 
 def preset_in(text: str) -> str | None:
-    """The preset that a driver's name of a device contains, such as "NVIDIA H100 80GB HBM3"."""
+    """The preset that a driver's name of a device contains, such as "NVIDIA H100 80GB HBM3".
+
+    None for cards of the same name that are slower and have fewer links: presets are of boards with
+    all of them.
+    """
     words = text.lower().replace("-", " ").split()
+    if not _CARDS.isdisjoint(words):
+        return None
     return next((name for name in presets() if name in words), None)
 
 

@@ -10,7 +10,10 @@ Experts are spread over ranks of neighbouring context and data indices, each exp
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
+from math import lcm
 
 from fullbore.cost.hardware.cluster import Cluster
 from fullbore.cost.hardware.links import Ring, collective_s
@@ -37,11 +40,11 @@ class Layout:
     expert_tensor: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "context", "expert", "data", "pipeline"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} parallel size {getattr(self, name)}: it must be 1 or more"
-                )
+        for name in ("tensor", "context", "expert", "data", "pipeline", "expert_tensor"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                told = name.replace("_", " ")
+                raise ConfigError(f"{told} parallel size {size}: it must be 1 or more")
         if self.ranks > self.cluster.size:
             raise ConfigError(
                 f"tensor {self.tensor} x context {self.context} x data {self.data} x pipeline "
@@ -118,10 +121,24 @@ class Layout:
         raise AssertionError(f"no group is called {group}")
 
     def _in_node(self, stride: int, size: int) -> int:
-        """Ranks of a group on its emptiest node; exact where groups and nodes are aligned."""
+        """Ranks of a group on its emptiest node, of the group where that is the fewest."""
         node = self.cluster.device.gpus_per_node
-        if self.ranks <= node:
+        if self.ranks <= node or node % (stride * size) == 0:
             return size
-        if node % (stride * size) == 0:
-            return size
-        return max(1, min(size, node // stride))
+        if stride % node == 0:
+            return 1
+        if stride * size % node == 0 and node % stride == 0:
+            return node // stride
+        return _fewest_together(stride, size, node=node, ranks=self.ranks)
+
+
+@cache
+def _fewest_together(stride: int, size: int, *, node: int, ranks: int) -> int:
+    """Of all groups and the nodes that they are on, the fewest ranks of a group on a node."""
+    block = stride * size
+    return min(
+        min(Counter((first + i * stride) // node for i in range(size)).values())
+        # Blocks of groups and nodes begin together again after their least common multiple.
+        for start in range(0, min(lcm(block, node), ranks), block)
+        for first in range(start, start + stride)
+    )

@@ -33,11 +33,14 @@ class Overlap:
     """What travels beside computation, and costs only what is longer than that.
 
     backward: tensor-parallel messages of a backward, beside its products (as Megatron-LM does by
-    default). forward: those of a forward, beside its products (--tp-comm-overlap).
+    default). forward: those of a forward, beside its products (--tp-comm-overlap). expert: those
+    that take tokens to experts and back, beside another microbatch's computation
+    (--overlap-moe-expert-parallel-comm); the layer itself has nothing to do until they are there.
     """
 
     backward: bool = True
     forward: bool = False
+    expert: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +119,17 @@ class Roofline:
         products = [p for p in piece.products if p.recomputed or not recomputed]
         made = [(self.product_s(product), self._is_fused(product)) for product in products]
         found = self._seconds(piece, action, made, hides=self.overlap.forward)
-        return self._with_casts(found, [p.rows * p.inner * p.count for p in products if p.weight])
+        cast = [p.rows * p.inner * p.count for p in products if p.weight and not p.wide]
+        return self._with_casts(found, cast)
 
     def _input_grad(self, piece: Piece) -> Seconds:
         made = [(self._input_grad_s(each), self._is_fused(each)) for each in piece.products]
         found = self._seconds(piece, "I", made, hides=self.overlap.backward)
-        cast = [each.rows * each.columns * each.count for each in piece.products if each.weight]
+        cast = [
+            each.rows * each.columns * each.count
+            for each in piece.products
+            if each.weight and not each.wide
+        ]
         return self._with_casts(found, cast)
 
     def _with_casts(self, found: Seconds, elements: Sequence[float]) -> Seconds:
@@ -166,20 +174,21 @@ class Roofline:
     ) -> float:
         """Seconds of `product.count` products [rows, inner] x [inner, columns]."""
         each = self.precision.activation
+        narrow = product.weight and not product.wide
         gemm = Gemm(
             rows=rows,
             inner=inner,
             columns=columns,
             count=product.count,
             share=product.share,
-            factor_bytes=self.precision.product_input if product.weight else each,
+            factor_bytes=self.precision.product_input if narrow else each,
             output_bytes=each if output_bytes is None else output_bytes,
         )
-        peak = self._device.peak_flop_per_s(self.precision.name)
+        peak = self._device.peak_flop_per_s(self.precision.name if narrow else self._wide_precision)
         return gemm_s(gemm, self._device, self._constants, peak_flop_per_s=peak)
 
     def _attention_s(self, flops: float, share: float) -> float:
-        peak = self._device.peak_flop_per_s(self._attention_precision) * share
+        peak = self._device.peak_flop_per_s(self._wide_precision) * share
         return flops / peak + self._constants.kernel_s
 
     def _seconds(
@@ -187,8 +196,7 @@ class Roofline:
     ) -> Seconds:
         """The parts of an action. made: seconds of each product, and whether it is attention's."""
         products_s = sum(time_s for time_s, fused in made if not fused)
-        messages = [message for message in piece.collectives if message.action == action]
-        return Seconds(
+        computed = Seconds(
             products_s=products_s,
             attention_s=sum(time_s for time_s, fused in made if fused),
             traffic_s=sum(
@@ -196,11 +204,17 @@ class Roofline:
                 for traffic in piece.traffic
                 if traffic.action == action
             ),
-            exposed_s=self._exposed_s(messages, products_s if hides else 0.0),
         )
+        messages = [message for message in piece.collectives if message.action == action]
+        to_experts = [message for message in messages if message.group == "expert"]
+        others = [message for message in messages if message.group != "expert"]
+        exposed_s = self._exposed_s(others, products_s if hides else 0.0) + self._exposed_s(
+            to_experts, computed.total_s if self.overlap.expert else 0.0
+        )
+        return replace(computed, exposed_s=exposed_s)
 
     def _exposed_s(self, messages: Sequence[Collective], beside_s: float) -> float:
-        """What is left of messages next to products of beside_s.
+        """What is left of messages next to beside_s of computation that does not wait for them.
 
         A product waits for the gather in front of its I, unless it takes what is there piece by
         piece (--tp-comm-overlap); other messages of a backward run beside the product that comes
@@ -227,8 +241,8 @@ class Roofline:
         return self.kernels.flash and not product.weight
 
     @property
-    def _attention_precision(self) -> str:
-        """Attention stays in 16 bits where products are in 8."""
+    def _wide_precision(self) -> str:
+        """Attention and the head stay in 16 bits where other products are in 8."""
         return "bf16" if self.precision.name.startswith("fp8") else self.precision.name
 
     @property

@@ -2,10 +2,14 @@
 
 The loss keeps the softmax of the logits in 32 bits: 4·s·b·V bytes, cut over tensor-parallel ranks
 (arXiv:2205.05198, section 4.3). Logits that the caller keeps for itself are not counted.
+
+The head's product stays in 16 bits where layers are in 8: Megatron Core's output layer is none of
+Transformer Engine's, unless --fp8-output-proj (2026) asks for it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from fullbore.cost.model.frame import Frame, Part, join, moves
@@ -86,15 +90,15 @@ def head(frame: Frame, shape: ModelShape) -> tuple[Part, ...]:
     )
     return (
         *last,
-        Part(kept=(frame.stream("logits input", until_weight=True),)),
-        entering(frame, "logits", frame.hidden),
+        Part(kept=(replace(frame.stream("logits input"), until="W"),)),
+        entering(frame, "logits", frame.hidden, wide=True),
         _logits(frame, shape, rows),
         _loss(frame, shape, rows),
     )
 
 
 def _logits(frame: Frame, shape: ModelShape, rows: int) -> Part:
-    part = matrix(frame, "logits", inner=frame.hidden, columns=rows)
+    part = matrix(frame, "logits", inner=frame.hidden, columns=rows, wide=True)
     weights = [Weights(name="logits", count=rows * frame.hidden, tied=shape.head.tied)]
     if shape.head.bias:
         weights.append(Weights(name="logits bias", count=rows))

@@ -79,8 +79,10 @@ def _dispatch(frame: Frame, shape: Experts) -> Part:
     if frame.split.width_of_experts > 1:
         whole = sent * frame.split.width_of_experts
         told += _both_ways("all_gather", "reduce_scatter", whole, "tensor")
-    # Permuted before it is sent and put together again: each reads and writes all copies.
-    size = 2 * _pairs(frame, shape) * frame.hidden * frame.bytes
+    # Each reads and writes all copies: sorted before they leave and put together at the end, and
+    # on a rank of several experts that copies reach from others sorted by expert, and back.
+    sorts = 2 if frame.split.expert > 1 and shape.count > frame.split.expert else 1
+    size = 2 * sorts * _pairs(frame, shape) * frame.hidden * frame.bytes
     copies = moves("permutation", forward=(size, size), backward=(size, size))
     return Part(collectives=tuple(told), traffic=copies.traffic)
 

@@ -34,6 +34,7 @@ def family_of(data: Mapping[str, object]) -> Family:
 
 
 _KV, _KV_AND_WIDTH = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
+_WINDOW, _OLDER = ("sliding_window",), {"hidden_size": "n_embed"}
 _LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
 _OLMO2 = replace(
     _LLAMA,
@@ -64,6 +65,7 @@ _GPT_NAMES = {
 }
 _GPT2 = Family(
     names=_GPT_NAMES,
+    four_times=True,
     gated=False,
     activation="gelu_new",
     grouped=False,
@@ -80,7 +82,7 @@ _GPT2 = Family(
 _DEEPSEEK = Family(
     latent=True,
     qkv_bias="attention_bias",
-    needs=("kv_lora_rank",),
+    needs=("kv_lora_rank", "q_lora_rank", "n_shared_experts"),
     unfused=Unfused(router_32=True),
     mixture=Mixture(shared="n_shared_experts", counted=True),
 )
@@ -132,12 +134,15 @@ def _falcon(config: Config) -> Family:
             "intermediate_size": "ffn_hidden_size",
             "hidden_act": "activation",
         },
+        older=_OLDER,
+        four_times=True,
         gated=False,
         activation="gelu",
         norm="layer",
         norms_before=norms if config.flag("parallel_attn", default=True) else 2,
         parallel=parallel,
         grouped=new,
+        multi_query=True,
         qkv_bias="bias",
         out_bias="bias",
         mlp_bias="bias",
@@ -165,6 +170,7 @@ def _stablelm(config: Config) -> Family:
     parallel = config.flag("use_parallel_residual", default=False)
     normed = config.flag("qk_layernorm", default=False)
     return Family(
+        needs=_KV,
         norm="layer",
         norms_before=1 if parallel else 2,
         parallel=parallel,
@@ -189,6 +195,7 @@ def _opt(config: Config) -> Family:
             "hidden_act": "activation_function",
             "hidden_dropout": "dropout",
         },
+        needs=("attention_dropout",),
         gated=False,
         activation="relu",
         grouped=False,
@@ -206,7 +213,7 @@ def _opt(config: Config) -> Family:
 def _glm4_moe(config: Config) -> Family:
     normed = config.flag("use_qk_norm", default=False)
     return Family(
-        needs=_KV,
+        needs=(*_KV, "n_shared_experts", "first_k_dense_replace"),
         qkv_bias="attention_bias",
         qk_norm="head" if normed else "none",
         mixture=Mixture(shared="n_shared_experts", counted=True, score_bias=True),
@@ -232,6 +239,8 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
             "num_attention_heads": "n_head",
             "intermediate_size": "n_inner",
         },
+        older=_OLDER,
+        four_times=True,
         gated=False,
         activation="gelu",
         grouped=False,
@@ -246,17 +255,31 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
     "cohere": _cohere,
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": replace(
-        _DEEPSEEK, mixture=Mixture(shared="n_shared_experts", counted=True, score_bias=True)
+        _DEEPSEEK,
+        needs=(*_DEEPSEEK.needs, "first_k_dense_replace"),
+        mixture=Mixture(shared="n_shared_experts", counted=True, score_bias=True),
     ),
     "falcon": _falcon,
     "gemma": _GEMMA,
-    "gemma2": replace(_GEMMA, norms_after=2, windows="even", softcap=True),
-    "gemma3_text": replace(_GEMMA, norms_after=2, windows="pattern_6", qk_norm="head"),
+    "gemma2": replace(
+        _GEMMA,
+        needs=(*_KV_AND_WIDTH, *_WINDOW),
+        norms_after=2,
+        windows="even",
+        softcap=True,
+    ),
+    "gemma3_text": replace(
+        _GEMMA,
+        needs=(*_KV_AND_WIDTH, *_WINDOW),
+        norms_after=2,
+        windows="pattern_6",
+        qk_norm="head",
+    ),
     "glm4_moe": _glm4_moe,
     "gpt2": _GPT2,
     "gpt_neox": _gpt_neox,
     "gpt_oss": Family(
-        needs=_KV_AND_WIDTH,
+        needs=(*_KV_AND_WIDTH, *_WINDOW),
         qkv_bias="attention_bias",
         out_bias="attention_bias",
         bias_default=True,
@@ -267,6 +290,8 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
     ),
     "gptj": Family(
         names=_GPT_NAMES,
+        needs=("rotary_dim",),
+        four_times=True,
         gated=False,
         activation="gelu_new",
         grouped=False,
@@ -280,12 +305,12 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
     "granite": _LLAMA,
     "granitemoe": _granitemoe,
     "llama": _LLAMA,
-    "mistral": Family(needs=_KV, windows="all"),
+    "mistral": Family(needs=(*_KV, *_WINDOW), windows="all"),
     "mixtral": Family(needs=_KV, windows="all", mixture=Mixture(width="intermediate_size")),
     "nemotron": replace(_LLAMA, gated=False, activation="relu2", norm="layer", rotary=0.5),
     "olmo": replace(_LLAMA, mlp_bias=False, norm="bare"),
     "olmo2": _OLMO2,
-    "olmo3": replace(_OLMO2, windows="all_but_every_4th"),
+    "olmo3": replace(_OLMO2, needs=_WINDOW, windows="all_but_every_4th"),
     "olmoe": _olmoe,
     "opt": _opt,
     "phi": _phi,
@@ -294,12 +319,13 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
         names={"hidden_dropout": "resid_pdrop"},
         unfused=Unfused(joint_qkv=True, assembled=True),
     ),
-    "qwen2": Family(qkv_bias=True, needs=_KV, windows="late"),
+    "qwen2": Family(qkv_bias=True, needs=_KV, windows="late", asks_window=True),
     "qwen2_moe": Family(
         qkv_bias="qkv_bias",
         bias_default=True,
-        needs=_KV,
+        needs=(*_KV, "shared_expert_intermediate_size"),
         windows="early_even",
+        asks_window=True,
         mixture=Mixture(shared="shared_expert_intermediate_size", shared_gate=True),
     ),
     "qwen3": Family(
@@ -308,6 +334,7 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
         qk_norm="head",
         needs=_KV_AND_WIDTH,
         windows="late",
+        asks_window=True,
     ),
     "qwen3_moe": Family(
         qkv_bias="attention_bias",
@@ -315,16 +342,18 @@ _FAMILIES: dict[str, Family | Callable[[Config], Family]] = {
         qk_norm="head",
         needs=_KV,
         windows="all",
+        asks_window=True,
         mixture=Mixture(),
     ),
     "seed_oss": Family(
-        needs=_KV_AND_WIDTH,
+        needs=(*_KV_AND_WIDTH, "attention_bias"),
+        dropout=0.1,
         qkv_bias="attention_bias",
         out_bias="attention_out_bias",
         mlp_bias="mlp_bias",
         names={"hidden_dropout": "residual_dropout"},
     ),
-    "smollm3": replace(_LLAMA, tied=True, needs=_KV),
+    "smollm3": replace(_LLAMA, tied=True, needs=_KV, asks_window=True),
     "stablelm": _stablelm,
     "starcoder2": Family(
         needs=_KV,

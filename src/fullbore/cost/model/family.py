@@ -35,17 +35,23 @@ class Mixture:
 class Family:
     """Traits of a family.
 
-    names: its own names of usual keys. needs: keys whose default is not the usual one. grouped:
-    whether `num_key_value_heads` means anything. A bias is there, or not, or as a key says that is
+    names, older: as in `Config`. needs: keys that must be there, null if need be, since their
+    default is not the usual one. four_times: whether an MLP is four times as wide where nothing is
+    said. grouped: whether `num_key_value_heads` means anything. multi_query: what that is, where it
+    is not grouped and nothing is said. asks_window: whether there is a window only where
+    `use_sliding_window` says so. A bias is there, or not, or as a key says that is
     named. norms_before, norms_after, parallel: as in `LayerShape`. latent: attention of low rank.
     dropout: its default. unfused: as in `ModelShape`.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
+    older: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    four_times: bool = False
     gated: bool = True
     activation: str = "silu"
     grouped: bool = True
+    multi_query: bool = False
     norm: Norm = "rms"
     norms_before: int = 2
     norms_after: int = 0
@@ -59,6 +65,7 @@ class Family:
     head_bias: bool | str = False
     tied: bool = False
     windows: Windows = "none"
+    asks_window: bool = False
     positions: int | None = None
     embedding_norm: bool = False
     rotary: float = 1.0

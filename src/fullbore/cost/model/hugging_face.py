@@ -12,6 +12,7 @@ from fullbore.cost.model.config import Config
 from fullbore.cost.model.families import family_of
 from fullbore.cost.model.family import Family
 from fullbore.cost.model.shape import (
+    MOST_LAYERS,
     Activation,
     Attention,
     Experts,
@@ -52,7 +53,7 @@ def shape_of(data: Mapping[str, object]) -> ModelShape:
         if data.get(key):
             raise ModelError(f"cannot price {what} ({key}) yet")
     family = family_of(data)
-    config = Config(data=data, names=family.names)
+    config = Config(data=data, names=family.names, older=family.older)
     _check_needs(config, family)
     return _shape(config, family)
 
@@ -60,8 +61,10 @@ def shape_of(data: Mapping[str, object]) -> ModelShape:
 def _check_needs(config: Config, family: Family) -> None:
     name = config.data["model_type"]
     for key in family.needs:
-        if not config.has(key) and config.called(key) not in config.data:
-            raise ModelError(f"{key} is missing in the configuration of this {name} model")
+        if config.called(key) not in config.data:
+            raise ModelError(
+                f"{config.called(key)} is missing in the configuration of this {name} model"
+            )
     if family.mixture is None:
         for key in _EXPERT_COUNTS:
             if config.data.get(key):
@@ -72,6 +75,11 @@ def _check_needs(config: Config, family: Family) -> None:
 
 def _shape(config: Config, family: Family) -> ModelShape:
     layers = config.number("num_hidden_layers")
+    if layers > MOST_LAYERS:
+        raise ModelError(
+            f"{config.called('num_hidden_layers')} is {layers}: at most {MOST_LAYERS} can be priced"
+        )
+    _check_kinds(config, layers)
     positions = 0
     if family.positions is not None:
         offset = 2 if config.data["model_type"] == "opt" else 0
@@ -84,11 +92,12 @@ def _shape(config: Config, family: Family) -> ModelShape:
         head=Head(
             tied=config.flag("tie_word_embeddings", family.tied),
             bias=_bias(config, family, family.head_bias),
-            softcap=config.has("final_logit_softcapping") and family.softcap,
+            softcap=_is_capped(config, family, "final_logit_softcapping"),
         ),
         positions=positions,
         norm=family.norm,
         embedding_norm=family.embedding_norm,
+        final_norm=not config.flag("_remove_final_layer_norm", default=False),
         hidden_dropout=config.share("hidden_dropout", family.dropout),
         attention_dropout=config.share("attention_dropout", family.dropout),
         mtp_layers=max(
@@ -96,6 +105,15 @@ def _shape(config: Config, family: Family) -> ModelShape:
         ),
         unfused=family.unfused,
     )
+
+
+def _check_kinds(config: Config, layers: int) -> None:
+    kinds = config.items("layer_types")
+    if kinds is not None and len(kinds) != layers:
+        raise ModelError(
+            f"layer_types names {len(kinds)} layers: {config.called('num_hidden_layers')} is "
+            f"{layers}"
+        )
 
 
 def _layer(config: Config, family: Family, index: int) -> LayerShape:
@@ -116,8 +134,13 @@ def _layer(config: Config, family: Family, index: int) -> LayerShape:
 def _attention(config: Config, family: Family, window: int | None) -> Attention:
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     groups = config.number("num_key_value_heads", heads) if family.grouped else heads
-    if not family.grouped and config.flag("multi_query", default=False):
+    if not family.grouped and config.flag("multi_query", default=family.multi_query):
         groups = 1
+    if hidden % heads and not config.has("head_dim"):
+        raise ModelError(
+            f"{config.called('num_attention_heads')} is {heads}: it must divide "
+            f"{config.called('hidden_size')}, {hidden}, where head_dim is not given"
+        )
     width = config.number("head_dim", hidden // heads)
     if heads % groups:
         raise ModelError(
@@ -134,7 +157,7 @@ def _attention(config: Config, family: Family, window: int | None) -> Attention:
         window=window,
         sinks=family.sinks,
         rotary=_rotary(config, family, width),
-        softcap=family.softcap and config.has("attn_logit_softcapping"),
+        softcap=_is_capped(config, family, "attn_logit_softcapping"),
     )
 
 
@@ -143,11 +166,11 @@ def _rotary(config: Config, family: Family, width: int) -> float:
     if not family.rotary:
         return 0.0
     if config.has("rotary_dim"):
-        return config.number("rotary_dim") / width
+        return min(1.0, config.number("rotary_dim") / width)
     nested = config.data.get("rope_parameters")
-    inside = nested.get("partial_rotary_factor") if isinstance(nested, Mapping) else None
-    if isinstance(inside, int | float):
-        return float(inside)
+    inside = nested if isinstance(nested, Mapping) else {}
+    if inside.get("partial_rotary_factor") is not None:
+        return Config(data=inside, names={}).share("partial_rotary_factor", family.rotary)
     return config.share("partial_rotary_factor", family.rotary)
 
 
@@ -165,8 +188,9 @@ def _latent(config: Config, family: Family, window: int | None) -> LatentAttenti
 
 
 def _mlp(config: Config, family: Family) -> Mlp:
+    usual = 4 * config.number("hidden_size") if family.four_times else None
     return Mlp(
-        width=config.number("intermediate_size", 4 * config.number("hidden_size")),
+        width=config.number("intermediate_size", usual),
         gated=family.gated,
         bias=_bias(config, family, family.mlp_bias),
         activation=_activation(config, family),
@@ -212,8 +236,14 @@ def _shared(config: Config, family: Family, width: int) -> Mlp | None:
 
 
 def _counted_by(config: Config) -> str:
-    """The key that says how many experts there are."""
-    return next((key for key in _EXPERT_COUNTS if config.has(key)), _EXPERT_COUNTS[0])
+    """The key that says how many experts there are. Raises ModelError where there is none."""
+    for key in _EXPERT_COUNTS:
+        if config.has(key):
+            return key
+    raise ModelError(
+        f"{_EXPERT_COUNTS[0]} is missing in the model's configuration, and so are its other names, "
+        f"{' and '.join(_EXPERT_COUNTS[1:])}"
+    )
 
 
 def _is_mixture(config: Config, family: Family, index: int) -> bool:
@@ -242,13 +272,14 @@ def _bias(config: Config, family: Family, told: bool | str) -> bool:  # noqa: FB
     return told if isinstance(told, bool) else config.flag(told, family.bias_default)
 
 
-def _window(config: Config, family: Family, index: int) -> int | None:
-    """How far back a layer looks, where it is limited.
+def _is_capped(config: Config, family: Family, name: str) -> bool:
+    return family.softcap and (config.has(name) or name not in config.data)
 
-    Qwen names a window even if it has none.
-    """
+
+def _window(config: Config, family: Family, index: int) -> int | None:
+    """How far back a layer looks, where it is limited."""
     kinds = config.items("layer_types")
-    if kinds is not None and index < len(kinds):
+    if kinds is not None:
         kind = kinds[index]
         if kind not in ("full_attention", "sliding_attention"):
             raise ModelError(f"cannot price layers of type {kind!r} (layer_types) yet")
@@ -257,8 +288,8 @@ def _window(config: Config, family: Family, index: int) -> int | None:
         limited = _is_limited(config, family, index)
     if not limited or not config.has("sliding_window"):
         return None
-    if config.data.get("use_sliding_window") is False:
-        return None
+    if family.asks_window and not config.flag("use_sliding_window", default=False):
+        return None  # Qwen names a window even if it has none
     return config.number("sliding_window")
 
 
@@ -269,9 +300,9 @@ def _is_limited(config: Config, family: Family, index: int) -> bool:
         case "even":
             return index % 2 == 0
         case "late":
-            return index >= config.number("max_window_layers", 0, least=0)
+            return index >= config.number("max_window_layers", 28, least=0)
         case "early_even":
-            return index % 2 == 0 and index < config.number("max_window_layers", 0, least=0)
+            return index % 2 == 0 and index < config.number("max_window_layers", 28, least=0)
         case "all_but_every_4th":
             return (index + 1) % 4 != 0
         case "pattern_6":

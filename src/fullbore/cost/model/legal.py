@@ -2,99 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fullbore.cost.model.shape import Attention, Experts, LayerShape, Mlp, ModelShape
 from fullbore.cost.model.split import Recompute, Split
 from fullbore.errors import ConfigError
 
-__all__ = ["check"]
+__all__ = ["check", "refusals"]
 
 _TENSOR = "--tensor-model-parallel-size"
 _CONTEXT = "--context-parallel-size"
 _EXPERT = "--expert-model-parallel-size"
 _EXPERT_TENSOR = "--expert-tensor-parallel-size"
+_LARGEST = 10**12  # what no size comes near
 
 
 def check(
     shape: ModelShape, split: Split, *, sequence: int, microbatch: int, recompute: Recompute
 ) -> None:
     """Raise ConfigError unless every size is at least 1 and divides what it cuts."""
-    for flag, size in (
+    found = refusals(shape, split, sequence=sequence, microbatch=microbatch, recompute=recompute)
+    for refusal in found:
+        raise ConfigError(refusal)
+
+
+def refusals(
+    shape: ModelShape, split: Split, *, sequence: int, microbatch: int, recompute: Recompute
+) -> Iterator[str]:
+    """Everything that stands against a split, each with its flag and what would do."""
+    impossible = [
+        f"{flag} {str(size)[:60]}: it must be 1 to {_LARGEST:.0e}"
+        if size > 1
+        else f"{flag} {size}: it must be 1 or more"
+        for flag, size in _sizes(split, sequence=sequence, microbatch=microbatch)
+        if not 1 <= size <= _LARGEST
+    ]
+    yield from impossible
+    if not impossible:
+        yield from _sequence_refused(split, sequence)
+        for layer in dict.fromkeys(shape.layers):
+            yield from _tensor_refused(layer, split.tensor)
+            yield from _experts_refused(layer, split)
+        yield from _expert_parallel_refused(shape, split)
+    yield from _recompute_refused(recompute)
+
+
+def _sizes(split: Split, *, sequence: int, microbatch: int) -> Iterable[tuple[str, int]]:
+    return (
         (_TENSOR, split.tensor),
         (_CONTEXT, split.context),
         (_EXPERT, split.expert),
         (_EXPERT_TENSOR, split.width_of_experts),
         ("--seq-length", sequence),
         ("--micro-batch-size", microbatch),
-    ):
-        if size < 1:
-            raise ConfigError(f"{flag} {size}: it must be 1 or more")
-    _check_sequence(split, sequence)
-    for layer in dict.fromkeys(shape.layers):
-        _check_tensor(layer, split.tensor)
-        _check_experts(layer, split)
-    _check_expert_parallel(shape, split)
+    )
+
+
+def _recompute_refused(recompute: Recompute) -> Iterator[str]:
     if recompute.layers is not None and recompute.granularity != "full":
-        raise ConfigError("--recompute-num-layers needs --recompute-granularity full")
+        yield "--recompute-num-layers needs --recompute-granularity full"
     if recompute.layers is not None and recompute.layers < 0:
-        raise ConfigError(f"--recompute-num-layers {recompute.layers}: it must be 0 or more")
+        yield f"--recompute-num-layers {recompute.layers}: it must be 0 or more"
 
 
-def _check_expert_parallel(shape: ModelShape, split: Split) -> None:
-    if split.expert == 1:
+def _expert_parallel_refused(shape: ModelShape, split: Split) -> Iterator[str]:
+    if split.expert == 1 and split.width_of_experts == split.tensor:
         return
+    other = split.expert == 1
+    flag, size = (_EXPERT_TENSOR, split.width_of_experts) if other else (_EXPERT, split.expert)
     if not any(isinstance(layer.mlp, Experts) for layer in shape.layers):
-        raise ConfigError(f"{_EXPERT} {split.expert}: {shape.name} has no experts; leave it out")
-    if split.tensor > 1 and not split.sequence_parallel:
-        raise ConfigError(
-            f"{_EXPERT} {split.expert} with {_TENSOR} {split.tensor} needs --sequence-parallel, or "
-            "every tensor-parallel rank would send the same tokens"
+        yield f"{flag} {size}: {shape.name} has no experts; leave it out"
+    elif split.tensor > 1 and not split.sequence_parallel:
+        yield (
+            f"{flag} {size} with {_TENSOR} {split.tensor} needs --sequence-parallel, or every "
+            "tensor-parallel rank would send the same tokens"
         )
 
 
-def _check_sequence(split: Split, sequence: int) -> None:
+def _sequence_refused(split: Split, sequence: int) -> Iterator[str]:
     if split.sequence_parallel and split.tensor == 1:
-        raise ConfigError(f"--sequence-parallel cuts over {_TENSOR}: give that 2 or more")
+        yield f"--sequence-parallel cuts over {_TENSOR}: give that 2 or more"
     cut = split.tensor if split.sequence_parallel else 1
     # Context-parallel ranks take two chunks each, one from either end, so causal work is even.
     parts = cut * (2 * split.context if split.context > 1 else 1)
     if sequence % parts:
         below, above = sequence // parts * parts, (sequence // parts + 1) * parts
         nearest = f"{below} or {above}" if below else f"{above}"
-        what = f"{_CONTEXT} and --sequence-parallel" if cut > 1 else _CONTEXT
-        raise ConfigError(
-            f"--seq-length {sequence} is not divided by {parts}, which {what} ask for: "
-            f"use {nearest}"
-        )
+        asking = {
+            f"{_CONTEXT} {split.context}": split.context,
+            f"--sequence-parallel with {_TENSOR} {cut}": cut,
+        }
+        what = " and ".join(flag for flag, size in asking.items() if size > 1)
+        yield f"--seq-length {sequence} is not divided by {parts} ({what}): use {nearest}"
 
 
-def _check_tensor(layer: LayerShape, tensor: int) -> None:
+def _tensor_refused(layer: LayerShape, tensor: int) -> Iterator[str]:
     attention = layer.attention
-    _divide(_TENSOR, tensor, "attention heads", attention.heads)
+    yield from _undivided(_TENSOR, tensor, "attention heads", attention.heads)
     if isinstance(attention, Attention) and attention.groups % tensor and tensor % attention.groups:
-        _refuse(_TENSOR, tensor, "groups of keys and values", attention.groups)
+        yield _refusal(_TENSOR, tensor, "groups of keys and values", attention.groups)
     mlp = layer.mlp if isinstance(layer.mlp, Mlp) else layer.mlp.shared
     if mlp is not None:
-        _divide(_TENSOR, tensor, "MLP width", mlp.width)
+        yield from _undivided(_TENSOR, tensor, "MLP width", mlp.width)
 
 
-def _check_experts(layer: LayerShape, split: Split) -> None:
+def _experts_refused(layer: LayerShape, split: Split) -> Iterator[str]:
     if not isinstance(layer.mlp, Experts):
         return
-    _divide(_EXPERT, split.expert, "experts", layer.mlp.count)
-    _divide(_EXPERT_TENSOR, split.width_of_experts, "width of an expert", layer.mlp.width)
-
-
-def _divide(flag: str, size: int, what: str, count: int) -> None:
-    if count % size:
-        _refuse(flag, size, what, count)
-
-
-def _refuse(flag: str, size: int, what: str, count: int) -> None:
-    raise ConfigError(
-        f"{flag} {size} does not divide the {count} {what}: use {_listed(_around(count, size))}"
+    yield from _undivided(_EXPERT, split.expert, "experts", layer.mlp.count)
+    yield from _undivided(
+        _EXPERT_TENSOR, split.width_of_experts, "width of an expert", layer.mlp.width
     )
+
+
+def _undivided(flag: str, size: int, what: str, count: int) -> Iterator[str]:
+    if count % size:
+        yield _refusal(flag, size, what, count)
+
+
+def _refusal(flag: str, size: int, what: str, count: int) -> str:
+    return f"{flag} {size} does not divide the {count} {what}: use {_listed(_around(count, size))}"
 
 
 def _around(count: int, size: int) -> list[int]:

@@ -4,6 +4,8 @@ Megatron-LM cuts the first matrix of attention and of an MLP by columns and the 
 (arXiv:1909.08053). Without sequence parallelism the region costs an all_reduce in F at its end and
 one in I at its beginning; with it (arXiv:2205.05198, section 4.2.2) each becomes a reduce_scatter
 and an all_gather, and W gathers the input once more, since only this rank's part of it was kept.
+What is gathered is the factor of a product, in as many bits as products take: Transformer Engine
+casts it to 8 bits before it gathers. What is summed travels in the bits between products.
 """
 
 from __future__ import annotations
@@ -28,26 +30,31 @@ def matrix(
     columns: int,
     bias: bool = False,
     rows: float | None = None,
+    wide: bool = False,
 ) -> Part:
     """A product [rows, inner] x [inner, columns] with a weight, as large as this rank has it.
 
-    rows: T where not given. The input is not in it: several matrices may share one.
+    rows: T where not given. wide: as in `Product`. The input is not in it: several matrices may
+    share one.
     """
     rows = frame.tokens if rows is None else rows
     weights = [Weights(name=name, count=inner * columns)]
     if bias:
         weights.append(Weights(name=f"{name} bias", count=columns))
     return Part(
-        products=(Product(name=name, rows=rows, inner=inner, columns=columns),),
+        products=(Product(name=name, rows=rows, inner=inner, columns=columns, wide=wide),),
         grads=(frame.grad(name, rows * columns),),
         weights=tuple(weights),
     )
 
 
-def entering(frame: Frame, name: str, width: int) -> Part:
-    """Messages where [C, width] becomes the input of matrices that are cut by columns."""
+def entering(frame: Frame, name: str, width: int, *, wide: bool = False) -> Part:
+    """Messages where [C, width] becomes the input of matrices that are cut by columns.
+
+    wide: as in `Product`.
+    """
     if frame.split.sequence_parallel:
-        return _messages(frame, f"{name} input", width, _GATHERED)
+        return _messages(frame, f"{name} input", width, _GATHERED, wide=wide)
     return _messages(frame, f"{name} input", width, (("all_reduce", "I"),))
 
 
@@ -58,13 +65,20 @@ def leaving(frame: Frame, name: str, width: int) -> Part:
     return _messages(frame, f"{name} output", width, (("all_reduce", "F"),))
 
 
-def _messages(frame: Frame, name: str, width: int, told: _Told) -> Part:
+def _messages(frame: Frame, name: str, width: int, told: _Told, *, wide: bool = False) -> Part:
     if frame.split.tensor == 1:
         return Part()
-    size = frame.tokens * width * frame.bytes
+    elements = frame.tokens * width
+    factor = frame.bytes if wide else frame.precision.product_input
     return Part(
         collectives=tuple(
-            Collective(name=name, kind=kind, bytes=size, group="tensor", action=action)
+            Collective(
+                name=name,
+                kind=kind,
+                bytes=elements * (factor if kind == "all_gather" else frame.bytes),
+                group="tensor",
+                action=action,
+            )
             for kind, action in told
         )
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from fullbore.cost.model.script import Flags
 from fullbore.cost.model.shape import (
+    MOST_LAYERS,
     Activation,
     Attention,
     Experts,
@@ -26,17 +27,31 @@ from fullbore.cost.model.shape import (
 )
 from fullbore.errors import ConfigError
 
-__all__ = ["Given", "given_by_flags", "shape_of_flags"]
+__all__ = ["Given", "given_by_flags", "is_tokenizer_assumed", "shape_of_flags"]
 
 # Vocabularies that follow from the tokenizer's type alone.
-_TOKENIZERS = {"GPT2BPETokenizer": 50257}
+_ASSUMED = "GPT2BPETokenizer"
+_TOKENIZERS = {_ASSUMED: 50257}
 
 _REFUSED = {
     "encoder_num_layers": "an encoder",
     "decoder_num_layers": "a decoder beside an encoder",
     "hybrid_override_pattern": "state-space layers",
     "heterogeneous_layers_config_path": "layers described in a file of their own",
+    "is_hybrid_model": "state-space layers",
+    "experimental_attention_variant": "linear or sparse attention",
 }
+
+# The words that a flag takes, its default first.
+_CHOICES = {
+    "attention_backend": ("auto", "flash", "fused", "unfused", "local"),
+    "normalization": ("LayerNorm", "RMSNorm"),
+    "position_embedding_type": ("learned_absolute", "rope", "mrope", "yarn", "relative", "none"),
+    "recompute_method": ("uniform", "block"),
+    "softmax_type": ("vanilla", "off-by-one", "learnable"),
+}
+
+_LARGEST = 10**12  # what no number of a model comes near
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +86,13 @@ class _Reader:
             raise ConfigError(f"{_flag(name)} needs one value, not {' '.join(words) or 'none'}")
         return words[0]
 
+    def choice(self, name: str) -> str:
+        """One of the words that Megatron takes; the first where the flag is not there."""
+        word = self.word(name, _CHOICES[name][0])
+        if word not in _CHOICES[name]:
+            raise ConfigError(f"{_flag(name)} {word[:60]}: use {' or '.join(_CHOICES[name])}")
+        return word
+
     def number(self, name: str, default: int | None = None) -> int:
         if default is None and name not in self.flags:
             raise ConfigError(f"{_flag(name)} is missing: the model's cost depends on it")
@@ -78,9 +100,11 @@ class _Reader:
         try:
             value = int(text)
         except ValueError:
-            raise ConfigError(f"{_flag(name)} {text}: it must be a whole number") from None
+            raise ConfigError(f"{_flag(name)} {text[:60]}: it must be a whole number") from None
         if value < 1:
-            raise ConfigError(f"{_flag(name)} {text}: it must be 1 or more")
+            raise ConfigError(f"{_flag(name)} {text[:60]}: it must be 1 or more")
+        if value > _LARGEST:
+            raise ConfigError(f"{_flag(name)} {text[:60]}: it must be 1 to {_LARGEST:.0e}")
         return value
 
     def optional(self, name: str) -> int | None:
@@ -108,7 +132,9 @@ def shape_of_flags(flags: Flags) -> ModelShape:
     read = _Reader(flags)
     _refuse_unpriced(read)
     hidden, layers = read.number("hidden_size"), read.number("num_layers")
-    norm: Norm = "rms" if read.word("normalization", "LayerNorm") == "RMSNorm" else "layer"
+    if layers > MOST_LAYERS:
+        raise ConfigError(f"--num-layers {layers}: at most {MOST_LAYERS} can be priced")
+    norm: Norm = "rms" if read.choice("normalization") == "RMSNorm" else "layer"
     learned = _positions(read) == "learned_absolute"
     mixed = _mixture_layers(read, layers)
     vocab, multiple = _vocabulary(read)
@@ -147,13 +173,23 @@ def _vocabulary(read: _Reader) -> tuple[int, int]:
     multiple = read.number("make_vocab_size_divisible_by", 128)
     if read.has("vocab_size"):
         return read.number("vocab_size"), multiple
-    known = _TOKENIZERS.get(read.word("tokenizer_type", ""))
+    default = _ASSUMED if is_tokenizer_assumed(read.flags) else ""
+    known = _TOKENIZERS.get(read.word("tokenizer_type", default))
     if known is None:
         raise ConfigError(
             "--vocab-size is missing, and the tokenizer does not say it: add --vocab-size N "
             "(GPT-2 50257, Llama 2 32000, Llama 3 128256, DeepSeek-V3 129280)"
         )
     return known, multiple
+
+
+def is_tokenizer_assumed(flags: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether the vocabulary is GPT-2's because nothing but a file of merges is named.
+
+    `pretrain_gpt.py` takes GPT-2's tokenizer where no other is named, and that one needs the file.
+    """
+    named = {"tokenizer_type", "vocab_size", "padded_vocab_size"} & flags.keys()
+    return not named and "merge_file" in flags
 
 
 def _attention(read: _Reader, hidden: int, index: int, layers: int) -> Attention | LatentAttention:
@@ -187,9 +223,10 @@ def _attention(read: _Reader, hidden: int, index: int, layers: int) -> Attention
         qkv_bias=bias or read.has("add_qkv_bias"),
         out_bias=bias,
         qk_norm="head" if normed else "none",
-        qk_norm_kind="rms" if read.word("normalization", "LayerNorm") == "RMSNorm" else "layer",
-        rotary=_rotary(read) if _positions(read) == "rope" else 0.0,
+        qk_norm_kind="rms" if read.choice("normalization") == "RMSNorm" else "layer",
+        rotary=_rotary(read) if _positions(read) in ("rope", "mrope", "yarn") else 0.0,
         window=_window(read, index),
+        sinks=read.choice("softmax_type") == "learnable",
     )
 
 
@@ -197,32 +234,40 @@ def _positions(read: _Reader) -> str:
     """learned_absolute, rope or another name; older scripts have a switch for rope."""
     if read.has("use_rotary_position_embeddings"):
         return "rope"
-    return read.word("position_embedding_type", "learned_absolute")
+    return read.choice("position_embedding_type")
 
 
 def _rotary(read: _Reader) -> float:
     text = read.word("rotary_percent", "1.0")
     try:
-        return float(text)
+        if 0 <= float(text) <= 1:
+            return float(text)
     except ValueError:
-        raise ConfigError(f"--rotary-percent {text}: it must be a number from 0 to 1") from None
+        pass  # as if out of bounds
+    raise ConfigError(f"--rotary-percent {text[:60]}: it must be a number from 0 to 1")
 
 
 def _window(read: _Reader, index: int) -> int | None:
-    """`--window-size 128,0`: tokens before and behind; `--window-attn-skip-freq`: full layers."""
+    """`--window-size 128,0`: tokens before, -1 for all, and behind.
+
+    `--window-attn-skip-freq` N: every Nth layer is full, or a list with 0 for full ones.
+    """
     if not read.has("window_size"):
         return None
-    skipped = read.word("window_attn_skip_freq", "0")
-    if skipped.isdigit() and int(skipped) and (index + 1) % int(skipped) == 0:
-        return None
-    match = re.search(r"\d+", " ".join(read.flags["window_size"]))
+    text = " ".join(read.flags.get("window_attn_skip_freq", ("0",)))
+    if text.isdigit():
+        is_full = int(text) > 0 and (index + 1) % int(text) == 0
+    else:
+        pattern = _pattern("--window-attn-skip-freq", text)
+        is_full = index >= len(pattern) or not pattern[index]
+    match = re.search(r"-?\d+", " ".join(read.flags["window_size"]))
     if match is None:
         raise ConfigError("--window-size needs two numbers, such as 4096,0")
-    return int(match[0]) + 1
+    return None if is_full or int(match[0]) < 0 else int(match[0]) + 1
 
 
 def _mlp(read: _Reader, hidden: int) -> Mlp:
-    gated = read.has("swiglu")
+    gated = read.has("swiglu") or read.has("quick_geglu")
     default = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     return Mlp(
         width=read.number("ffn_hidden_size", default),
@@ -265,9 +310,9 @@ def _mixture_layers(read: _Reader, layers: int) -> tuple[bool, ...]:
     if not read.has("num_experts") or read.optional("num_experts") is None:
         return (False,) * layers
     text = " ".join(read.flags.get("moe_layer_freq", ("1",)))
-    if text.isdigit():
+    if text.isdigit() and int(text):
         return tuple(index % int(text) == 0 for index in range(layers))
-    pattern = _pattern(text)
+    pattern = _pattern("--moe-layer-freq", text)
     if len(pattern) != layers:
         raise ConfigError(
             f"--moe-layer-freq {text} names {len(pattern)} layers: --num-layers is {layers}"
@@ -275,13 +320,13 @@ def _mixture_layers(read: _Reader, layers: int) -> tuple[bool, ...]:
     return pattern
 
 
-def _pattern(text: str) -> tuple[bool, ...]:
+def _pattern(flag: str, text: str) -> tuple[bool, ...]:
     """A sum of lists of 0 and 1, each times a number, computed without running it."""
     try:
         return tuple(bool(entry) for entry in _listed(ast.parse(text.strip(), mode="eval").body))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ConfigError(
-            f"--moe-layer-freq {text}: it must be a number, or a list such as ([0]*3+[1]*58)"
+            f"{flag} {text[:60]}: it must be a number, or a list such as ([0]*3+[1]*58)"
         ) from None
 
 
@@ -292,7 +337,10 @@ def _listed(node: ast.expr) -> list[int]:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _listed(left) + _listed(right)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _listed(left) * _whole(right)
+            repeated, times = _listed(left), _whole(right)
+            if len(repeated) * times > MOST_LAYERS:
+                raise ValueError("longer than any model")
+            return repeated * times
         case _:
             raise ValueError("no list")
 
@@ -324,20 +372,28 @@ def given_by_flags(flags: Flags) -> Given:
 
 
 def _flash(read: _Reader) -> bool | None:
-    if read.word("attention_backend", "auto") in ("unfused", "local"):
+    if read.choice("attention_backend") in ("unfused", "local"):
         return False
-    return True if read.has("use_flash_attn") else None
+    if read.has("use_flash_attn"):
+        return True
+    return False if read.word("transformer_impl", "") == "local" else None
 
 
 def _recompute(read: _Reader) -> str | None:
-    if read.has("recompute_activations"):
-        return "selective"
-    return read.word("recompute_granularity", "none") if read.has("recompute_granularity") else None
+    told = read.word("recompute_granularity", "none")
+    what = "selective" if read.has("recompute_activations") else told
+    modules = read.flags.get("recompute_modules", ("core_attn",))
+    if what == "selective" and set(modules) != {"core_attn"}:
+        raise ConfigError(
+            f"cannot price --recompute-modules {' '.join(modules)} yet: only core_attn, which is "
+            "what --recompute-granularity selective recomputes where it is left out"
+        )
+    return what if what != "none" or read.has("recompute_granularity") else None
 
 
 def _recompute_layers(read: _Reader) -> int | None:
     """Of the method block only: with uniform every layer is made again."""
-    if read.word("recompute_method", "uniform") != "block":
+    if read.choice("recompute_method") != "block":
         return None
     return read.optional("recompute_num_layers")
 

@@ -26,7 +26,8 @@ class Product:
 
     rows may be a fraction where they are an average (tokens of one expert). share: the part of the
     product that is counted, 1/2 for attention where causality is. weight: whether the second
-    matrix is a weight; if not, both are activations. recomputed: made again before the backward.
+    matrix is a weight; if not, both are activations. wide: whether it is carried out in 16 bits
+    where others are in 8. recomputed: made again before the backward.
 
     FLOPs are 2·rows·inner·columns·count·share in F, and as much for each gradient: of an
     activation in I, of a weight in W.
@@ -39,6 +40,7 @@ class Product:
     count: int = 1
     share: float = 1.0
     weight: bool = True
+    wide: bool = False
     recomputed: bool = False
 
     @property

@@ -29,6 +29,7 @@ _USE = re.compile(
 )
 _ARRAY = re.compile(r"\b[A-Za-z_]\w*\+?=\((?!\()")
 _NEGATIVE = re.compile(r"-\d")
+_OPERATOR = re.compile(r"\|\|?|&&?|;|\d*[<>].*|&>.*")  # of the shell: 2>&1 | tee log
 
 
 def read_flags(source: str) -> Flags:
@@ -69,7 +70,7 @@ def flags_of(text: str) -> Flags:
     for word in _words(_ARRAY.sub(" ", _substituted(joined, values))):
         if word.startswith("--") and len(word) > 2:
             key, _, value = word[2:].rstrip(");").partition("=")
-            name = key.replace("-", "_")
+            name = key.strip("\"'").replace("-", "_")  # a quote may be left of an odd number
             flags[name] = (value,) if value else ()
         elif name is not None and _is_value(word):
             flags[name] = (*flags[name], word)
@@ -81,8 +82,8 @@ def flags_of(text: str) -> Flags:
 
 
 def _is_value(word: str) -> bool:
-    """Whether a word can belong to the flag before it; the program to run does not."""
-    if word.endswith(".py"):
+    """Whether a word can belong to the flag before it; programs and pipes do not."""
+    if word.endswith(".py") or _OPERATOR.fullmatch(word):
         return False
     return not word.startswith("-") or _NEGATIVE.match(word) is not None
 
@@ -195,5 +196,7 @@ def _flattened(data: Mapping[object, object]) -> Iterable[tuple[str, tuple[str, 
             yield name, tuple(map(str, value))
         elif value is True:
             yield name, ()
+        elif value is False and name == "add_bias_linear":
+            yield "disable_bias_linear", ()  # as the flag is called that leaves it out
         elif value is not None and value is not False:
             yield name, (str(value),)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = [
+    "MOST_LAYERS",
     "Activation",
     "Attention",
     "Experts",
@@ -22,6 +23,9 @@ __all__ = [
     "Norm",
     "Unfused",
 ]
+
+# More than any model has, and few enough to be listed.
+MOST_LAYERS = 10_000
 
 # RMSNorm learns one vector, LayerNorm two or, without its bias, one; OLMo's learns none.
 Norm = Literal["rms", "layer", "centered", "bare"]

@@ -1,5 +1,15 @@
-"""Plans as launch files: one module for each that takes them."""
+"""Plans as launch files: one module for each engine that takes them, and for what starts those."""
 
-from fullbore.plan.emit.megatron import MEGATRON_SCHEDULES, megatron_arguments, megatron_script
+from fullbore.plan.emit.job import Job, LaunchFile
+from fullbore.plan.emit.megatron import layout, megatron_arguments
+from fullbore.plan.emit.targets import TARGETS, Targets, launch_files
 
-__all__ = ["MEGATRON_SCHEDULES", "megatron_arguments", "megatron_script"]
+__all__ = [
+    "TARGETS",
+    "Job",
+    "LaunchFile",
+    "Targets",
+    "launch_files",
+    "layout",
+    "megatron_arguments",
+]

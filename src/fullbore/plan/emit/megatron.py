@@ -1,4 +1,4 @@
-"""A plan as Megatron-LM's arguments: everything but the model, its data and its checkpoints.
+"""A plan as Megatron-LM's arguments: everything but the model and its data.
 
 An uneven split becomes a `--pipeline-model-parallel-layout`, such as `Ett|(ttt|)*6ttL`: E the
 embedding, t a layer, L the loss, a bar between stages. Source: Megatron Core,
@@ -10,24 +10,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from fullbore.errors import ConfigError
-from fullbore.megatron import choose_schedule
 from fullbore.plan.choice import Choice
+from fullbore.plan.emit.job import (
+    Job,
+    Launch,
+    LaunchFile,
+    array,
+    comment,
+    save_interval,
+    slug,
+    torchrun,
+)
+from fullbore.plan.engines import check, engine_of
 from fullbore.plan.question import Question
 
-__all__ = ["MEGATRON_SCHEDULES", "layout", "megatron_arguments", "megatron_script"]
-
-MEGATRON_SCHEDULES = ("1f1b", "interleaved")
+__all__ = ["layout", "megatron_arguments", "megatron_launch"]
 
 
-def megatron_script(question: Question, choice: Choice, *, title: str) -> str:
-    """The arguments as an array for a shell script; raises as `megatron_arguments`."""
-    lines = "\n".join(f"  {line}" for line in megatron_arguments(question, choice))
+def megatron_launch(job: Job) -> Launch:
+    """A script that can be sourced for its array, or started; raises as `megatron_arguments`."""
+    return Launch(
+        files=(LaunchFile(name="megatron.sh", text=_script(job)),),
+        needs=(
+            ("PRETRAIN", "Megatron-LM's pretrain_gpt.py"),
+            ("SAVE", "where checkpoints go; a run that is found there goes on"),
+        ),
+        ranks="[-]u [^ ]*pretrain_[a-z]*[.]py",
+    )
+
+
+def _script(job: Job) -> str:
+    start = "" if job.question.cluster.nodes == 1 else "HEAD=first-node "
+    usage = (
+        'Source this for its array, and start: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" '
+        '"${PLAN_ARGS[@]}"',
+        f"or run it on every node: {start}bash megatron.sh and the model's and the data's flags",
+    )
+    saving = (
+        f'--exit-signal-handler --save "$SAVE" --load "$SAVE" --save-interval {save_interval(job)}'
+    )
+    program = f'"${{PRETRAIN:-pretrain_gpt.py}}" "$@" "${{PLAN_ARGS[@]}}" \\\n  {saving}'
     return (
-        f"# {title}\n"
-        '# source this, and start: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" '
-        '"${PLAN_ARGS[@]}"\n'
-        f"PLAN_ARGS=(\n{lines}\n)\n"
+        "#!/usr/bin/env bash\n"
+        + comment((*job.head, "", *usage))
+        + array("PLAN_ARGS", megatron_arguments(job.question, job.choice))
+        + '\nif [ "${BASH_SOURCE[0]}" != "$0" ]; then return 0; fi # sourced\n'
+        + f'set -euo pipefail\nSAVE="${{SAVE:-runs/{slug(job)}}}"\n'
+        + torchrun(job, program)
     )
 
 
@@ -36,7 +65,7 @@ def megatron_arguments(question: Question, choice: Choice) -> list[str]:
 
     Raises ConfigError where Megatron-LM has no such schedule, or refuses its numbers.
     """
-    _check(choice)
+    check(engine_of("megatron"), question, choice)
     spread = choice.spread
     told = [
         f"--pipeline-model-parallel-size {spread.pipeline}",
@@ -65,21 +94,6 @@ def layout(layers: Sequence[int]) -> str:
         count = len(list(alike))
         told.append(f"({stage}|)*{count}" if count > 1 else f"{stage}|")
     return "".join(told).removesuffix("|")
-
-
-def _check(choice: Choice) -> None:
-    if choice.schedule not in MEGATRON_SCHEDULES:
-        raise ConfigError(
-            f"Megatron-LM has no schedule {choice.schedule}: plan with --schedule "
-            f"{','.join(MEGATRON_SCHEDULES)}"
-        )
-    choose_schedule(
-        name=choice.schedule,
-        ranks=choice.spread.pipeline,
-        virtual_stages=choice.virtual_stages,
-        microbatches=choice.spread.microbatches,
-        group_size=choice.group,
-    )
 
 
 def _experts(choice: Choice) -> list[str]:
@@ -125,6 +139,7 @@ def _switches(question: Question, choice: Choice) -> list[str]:
         "--overlap-grad-reduce": question.overlap_gradients and spread.data * spread.context > 1,
         "--overlap-param-gather": question.overlap_gradients and spread.distributed,
         "--tp-comm-overlap": question.overlap.forward and spread.tensor > 1,
+        "--overlap-moe-expert-parallel-comm": question.overlap.expert and spread.expert > 1,
         "--no-overlap-p2p-communication": not question.overlap_messages,
         "--use-flash-attn": question.kernels.flash,
         "--bf16": precision in ("bf16", "fp8", "fp8_weights"),

@@ -1,0 +1,58 @@
+"""A run on a schedule from a file: what flags may still say, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullbore.errors import FullboreError
+from fullbore.passes import insert_communication
+from fullbore.schedules import dualpipe, eager_1f1b, zb_v
+from fullbore.train.settings import TrainSettings
+
+
+def settings(file: Path, **more: Any) -> TrainSettings:
+    given = {"model": "m", "data": "d", "schedule": str(file), "global_batch_size": 8}
+    return TrainSettings.of({**given, "pipeline_model_parallel_size": 2, **more})
+
+
+def test_a_file_says_the_schedule_and_v(tmp_path: Path) -> None:
+    made = zb_v(ranks=2, microbatches=4)
+    insert_communication(made).to_csv(tmp_path / "best.CSV")
+    run = settings(tmp_path / "best.CSV", data_parallel_size=2, stage_layers="3,2,2,0")
+    shape = run.shape(7)
+    assert shape.build() == made and not shape.build().has_communication
+    assert (shape.virtual_stages, shape.microbatches, shape.layers) == (2, 4, (3, 2, 2, 0))
+    assert settings(tmp_path / "best.CSV", micro_batch_size=2).shape().layers is None
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"pipeline_model_parallel_size": 4}, "is for P=2 ranks: set --pipeline-model-parallel"),
+        ({"global_batch_size": 6}, "has M=8 microbatches and the run 6"),
+        ({"num_virtual_stages_per_pipeline_rank": 1}, "says it already; leave it out"),
+        ({"microbatch_group_size_per_virtual_pipeline_stage": 2}, "leave it out"),
+        ({"stage_layers": "3,2,2"}, "gives 3 stages of 2"),
+    ],
+)
+def test_what_contradicts_a_file_is_refused(
+    tmp_path: Path, more: dict[str, Any], said: str
+) -> None:
+    eager_1f1b(ranks=2, microbatches=8).to_csv(tmp_path / "best.csv")
+    with pytest.raises(FullboreError, match=said):
+        settings(tmp_path / "best.csv", **more).shape(7)
+
+
+def test_files_that_are_no_schedule_to_run_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "best.csv"
+    with pytest.raises(FullboreError, match="cannot read"):
+        settings(file)
+    file.write_text("0F0,0B0\n1B0,1F0\n")
+    with pytest.raises(FullboreError):
+        settings(file, global_batch_size=1)
+    dualpipe(ranks=2, microbatches=8).to_csv(file)
+    with pytest.raises(FullboreError):
+        settings(file)
