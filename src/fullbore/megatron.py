@@ -45,9 +45,9 @@ class PipelineShape:
     """What a set of pipeline flags means once its arithmetic has been checked.
 
     schedule: a name of `fullbore.schedules.FAMILIES`. ranks P, virtual_stages v, microbatches M.
-    group_size: G, None where the schedule has none. layers: how many layers each of the S = P*v
-    stages has, in the model's order; None where the number of layers was not given. made: a
-    schedule that no name stands for.
+    group_size: G, None where the schedule has none. slices: k, None for the schedule's own choice.
+    layers: how many layers each of the S = P*v stages has, in the model's order; None where the
+    number of layers was not given. made: a schedule that no name stands for.
     """
 
     schedule: str
@@ -55,6 +55,7 @@ class PipelineShape:
     virtual_stages: int
     microbatches: int
     group_size: int | None = None
+    slices: int | None = None
     layers: tuple[int, ...] | None = None
     made: Schedule | None = None
 
@@ -68,6 +69,7 @@ class PipelineShape:
             microbatches=self.microbatches,
             virtual_stages=self.virtual_stages,
             microbatch_group_size=self.group_size,
+            slices=self.slices,
         )
 
 
@@ -163,6 +165,7 @@ def choose_schedule(
     virtual_stages: int,
     microbatches: int,
     group_size: int | None,
+    slices: int | None = None,
     layers: tuple[int, ...] | None = None,
 ) -> PipelineShape:
     """The shape of the schedule of this name, by default Megatron's: 1F1B, interleaved if v > 1.
@@ -179,6 +182,7 @@ def choose_schedule(
         virtual_stages=virtual_stages,
         microbatches=microbatches,
         group_size=group_size,
+        slices=slices,
         layers=layers,
     )
 

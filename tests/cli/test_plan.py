@@ -194,7 +194,7 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
         (("-p", "two"), "--pipeline-model-parallel-size two: write a number"),
         (("--micro-batch-size", 5), "--global-batch-size 16 is no multiple"),
         (("--global-batch-size", 0), "--global-batch-size 0: it must be 1 or more"),
-        (("--schedule", "dualpipe"), "--schedule dualpipe: the engine runs gpipe"),
+        (("--schedule", "dualpipe"), "--schedule dualpipe: plans are made with gpipe"),
         (("--memory-limit", "0.5x"), "write bytes, such as 70GB"),
         (("--memory-limit", "1GB"), "no plan fits 0.93"),
         (("--recompute-granularity", "some"), "none, selective or full"),

@@ -182,6 +182,9 @@ def test_an_error_in_the_ranks_is_told_once(folder: Path, tmp_path: Path) -> Non
 # -- flags and files ---------------------------------------------------------------------------
 
 
+SLICES = ("-p", 2, "--schedule", "seq1f1b")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -200,6 +203,10 @@ def test_an_error_in_the_ranks_is_told_once(folder: Path, tmp_path: Path) -> Non
         (["-p", 3, "--decoder-last-pipeline-num-layers", 1], "2"),
         (["-p", 2, "--schedule", "1g1b"], "no schedule is called '1g1b'"),
         (["-p", 0], "1"),
+        (["-p", 2, "--slices", 2], "leave it at 1, or choose seq1f1b"),
+        ([*SLICES, "--slices", 3, "--seq-length", 16], "3 --slices of one length: the nearest"),
+        ([*SLICES, "--offload", 1], "what later --slices attend to"),
+        ([*SLICES, "--recompute", 2], "with --slices: the nearest legal value is full"),
         (["--lr-warmup-iters", 100], "nearest legal value is 99"),
         (["--min-lr", 1], "above --lr"),
         (["--seq-length", 1], "--seq-length 1: input should be greater than or equal to 2"),

@@ -111,6 +111,18 @@ def test_medians_over_microbatches_and_steps():
     assert stages(costs_of([timeline(*rows, ranks=1)], one)) == [(2, 4)]
 
 
+def test_a_microbatch_in_slices_costs_what_they_cost_together():
+    one = schedules.seq1f1b(ranks=1, microbatches=3, slices=2)
+    lasts = {"F": {0: (2, 2, 9), 1: (3, 3, 4)}, "B": {0: (5, 5, 5), 1: (7, 7, 8)}}  # by slice
+    rows = [
+        (0, f"0{kind}{2 * m + number}", 0.0, float(times[m]))
+        for kind, by_slice in lasts.items()
+        for number, times in by_slice.items()
+        for m in range(3)
+    ]
+    assert stages(costs_of([timeline(*rows, ranks=1)], one)) == [(2 + 3, 5 + 7)]
+
+
 def test_bytes_are_kept_and_saved(tmp_path):
     costs = costs_of([step()], TWO, activation_bytes=[100, 200], message_bytes=64)
     assert [stage.activation_bytes for stage in costs.stages] == [100, 200]

@@ -8,10 +8,8 @@ import pytest
 from family_jobs import Case
 from ranks import run_ranks
 
-from fullbore import schedules
 from fullbore.errors import ScheduleError
 from fullbore.ir import Placement
-from fullbore.runtime import Pipeline
 from fullbore.schedules import FAMILIES, build
 from fullbore.verify import check_runnable, verify
 
@@ -88,9 +86,3 @@ def test_what_cannot_be_run_is_refused_by_name_before_anything_starts() -> None:
         else:
             with pytest.raises(ScheduleError, match=f"^{family.name} .* simulate it"):
                 check_runnable(schedule)
-
-
-def test_a_pipeline_refuses_it_too() -> None:
-    schedule = schedules.seq1f1b(ranks=1, microbatches=2, slices=2)
-    with pytest.raises(ScheduleError, match="seq1f1b cuts sequences into 2 slices"):
-        Pipeline(dict(enumerate(jobs.uneven_stages(1))), schedule, jobs.nn.functional.mse_loss)

@@ -122,7 +122,7 @@ def named(job: Job) -> dict[str, float]:
     """The objective of every named schedule that fits, built and simulated here."""
     have, found = len(job.costs.stages), {}
     for v in (v for v in range(1, 9) if have % (job.ranks * v) == 0):
-        for family in (family for family in FAMILIES if family.runs):
+        for family in (f for f in FAMILIES if f.runs and not f.takes_slices):
             takes = {"virtual_stages": v} if family.takes_virtual_stages else {}
             size = {"ranks": job.ranks, "microbatches": job.microbatches}
             try:

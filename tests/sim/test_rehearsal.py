@@ -10,7 +10,7 @@ from fullbore.passes import strip_communication
 from fullbore.schedules import FAMILIES, build
 from fullbore.sim import Rehearsal, memory_curves, simulate
 
-RUNNABLE = [family for family in FAMILIES if family.runs]
+RUNNABLE = [family for family in FAMILIES if family.runs and not family.takes_slices]
 
 
 def costs_of(stages: int, seed: int) -> Costs:

@@ -48,6 +48,14 @@ def test_twenty_losses_equal_those_of_one_process(
         assert found_norms == pytest.approx(norms, rel=1e-4)
 
 
+def test_slices_train_as_whole_sequences_do(folder: Path) -> None:
+    sliced = jobs.settings_for(folder, schedule="seq1f1b", slices=4)
+    losses, norms, _ = jobs.run_steps(0, jobs.settings_for(folder), steps=3)
+    found, found_norms, _ = jobs.run_steps(0, sliced, steps=3)
+    assert found == pytest.approx(losses, rel=1e-5)
+    assert found_norms == pytest.approx(norms, rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -29,7 +29,8 @@ _CHUNKS = "num_virtual_stages_per_pipeline_rank"
 _PER_CHUNK = "num_layers_per_virtual_pipeline_stage"
 _GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
 _OVERLAP = "overlap_p2p_communication"
-_SHAPE = {_RANKS, _CHUNKS, _GROUP, _OVERLAP, "micro_batch_size", "global_batch_size"}
+_SLICES = "slices"
+_SHAPE = {_RANKS, _CHUNKS, _GROUP, _OVERLAP, _SLICES, "micro_batch_size", "global_batch_size"}
 _DEFAULT_BATCH = 8
 _MESSAGE_BYTES = 64 * 1024
 _FORWARD_S = 0.010
@@ -166,15 +167,18 @@ def _refuse_unused(values: Mapping[str, Any], asked: Asked) -> None:
         raise ConfigError(
             f"{_flag(_GROUP)} is for {takers}: compare one of them, or leave this flag out"
         )
+    if _SLICES in asked.typed and not any(family.takes_slices for family in chosen):
+        raise ConfigError("--slices is for seq1f1b: compare it too, or leave this flag out")
 
 
 def _refuse_differences(schedules: Sequence[Schedule], ranks: int, microbatches: int) -> None:
     """Only one job can be compared: one P, one M, and a name for each schedule."""
     for schedule in schedules:
         check_runnable(schedule)
-        if (schedule.ranks, schedule.microbatches) != (ranks, microbatches):
+        own = schedule.microbatches // schedule.slices
+        if (schedule.ranks, own) != (ranks, microbatches):
             raise ConfigError(
-                f"{schedule.name} has P={schedule.ranks} and M={schedule.microbatches}, and the "
+                f"{schedule.name} has P={schedule.ranks} and M={own}, and the "
                 f"job P={ranks} and M={microbatches}: compare schedules of one P and M"
             )
     names = [schedule.name for schedule in schedules]
@@ -218,6 +222,8 @@ def _settings(name: str, values: Mapping[str, Any], asked: Asked, *, where: str)
         unused |= {_CHUNKS, _PER_CHUNK}
     if family is None or not family.takes_group:
         unused.add(_GROUP)
+    if family is None or not family.takes_slices:
+        unused.add(_SLICES)
     return TrainSettings.of(
         {
             **{key: value for key, value in values.items() if key not in unused},
@@ -280,6 +286,7 @@ def _paced_schedules(
             microbatches=microbatches,
             virtual_stages=values.get(_CHUNKS) if family and family.takes_virtual_stages else None,
             group_size=values.get(_GROUP) if family and family.takes_group else None,
+            slices=values.get(_SLICES) if family and family.takes_slices else None,
         )
         schedules.append(files[name] if name in files else read_schedule(name, shape))
     _refuse_differences(schedules, values[_RANKS], microbatches)

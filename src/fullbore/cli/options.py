@@ -10,6 +10,7 @@ import typer
 __all__ = [
     "OFFLOAD",
     "OFFLOAD_AHEAD",
+    "SLICES",
     "BackwardSeconds",
     "CostsFile",
     "ForwardSeconds",
@@ -81,12 +82,13 @@ GroupSize = Annotated[
         rich_help_panel=_SHAPE,
     ),
 ]
+SLICES = "Slices of each sequence, for seq1f1b; 4 if not given."
 Slices = Annotated[
     int | None,
     typer.Option(
         "--slices",
         metavar="K",
-        help="Slices of each sequence, for seq1f1b; 4 if not given.",
+        help=SLICES,
         rich_help_panel=_SHAPE,
     ),
 ]

@@ -147,7 +147,7 @@ def plan(
             _FIXED,
             "--schedule",
             metavar="NAME,...",
-            help="Names that `fullbore schedules` lists and the engine runs.",
+            help="Names that `fullbore schedules` lists and the engine runs on whole sequences.",
         ),
     ] = None,
     stage_layers: Annotated[

@@ -31,6 +31,7 @@ def train(
     num_layers_per_virtual_pipeline_stage: flags.LayersPerVirtualStage = None,
     num_virtual_stages_per_pipeline_rank: flags.VirtualStages = None,
     microbatch_group_size_per_virtual_pipeline_stage: flags.GroupSize = None,
+    slices: flags.Slices = None,
     stage_layers: flags.StageLayers = None,
     decoder_first_pipeline_num_layers: flags.FirstLayers = None,
     decoder_last_pipeline_num_layers: flags.LastLayers = None,

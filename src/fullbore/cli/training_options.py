@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fullbore.cli.options import OFFLOAD, OFFLOAD_AHEAD
+from fullbore.cli.options import OFFLOAD, OFFLOAD_AHEAD, SLICES
 
 __all__ = [
     "AdamBeta1",
@@ -57,6 +57,7 @@ __all__ = [
     "Schedule",
     "Seed",
     "SeqLength",
+    "Slices",
     "StageLayers",
     "StallTimeout",
     "TensorboardDir",
@@ -156,6 +157,7 @@ Schedule = Annotated[
         "v > 1.",
     ),
 ]
+Slices = Annotated[int | None, option(PIPELINE, "--slices", metavar="K", help=SLICES)]
 LayersPerVirtualStage = Annotated[
     int | None,
     option(

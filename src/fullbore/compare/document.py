@@ -53,6 +53,7 @@ def _schedule(outcome: Outcome, first: Outcome) -> dict[str, Any]:
     return {
         "schedule": schedule.name,
         "virtual_stages": schedule.virtual_stages,
+        "slices": schedule.slices,
         "stages": schedule.stages,
         "stage_to_rank": list(schedule.placement.stage_to_rank),
         "complete": measurement.complete,

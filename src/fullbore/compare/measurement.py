@@ -100,9 +100,9 @@ class Measurement:
 
     @property
     def label(self) -> str:
-        """The schedule's name, with v where a rank has several stages."""
-        v = self.schedule.virtual_stages
-        return self.schedule.name if v == 1 else f"{self.schedule.name} v={v}"
+        """The schedule's name, with v where a rank has several stages, k where there are slices."""
+        v, k = self.schedule.virtual_stages, self.schedule.slices
+        return self.schedule.name + (f" v={v}" if v > 1 else "") + (f" k={k}" if k > 1 else "")
 
     @property
     def typical(self) -> Timeline:

@@ -70,7 +70,7 @@ def costs_of(
     hop_s = float(np.median(hops)) if len(hops) else 0.0
     leads = [step.leads_s(hop_s, overlap=overlap) for step in steps]
     overhead_s = float(np.median([lead.mean() if len(lead) else 0.0 for lead in leads]))
-    stages = [_stage_times(timelines, stage) for stage in range(schedule.stages)]
+    stages = [_stage_times(timelines, stage, schedule.slices) for stage in range(schedule.stages)]
     for name, sizes in (
         ("activation_bytes", activation_bytes),
         ("input_grad_held_bytes", input_grad_held_bytes),
@@ -90,13 +90,19 @@ def costs_of(
     )
 
 
-def _stage_times(timelines: Sequence[Timeline], stage: int) -> dict[str, float]:
+def _stage_times(timelines: Sequence[Timeline], stage: int, slices: int) -> dict[str, float]:
+    """Of whole microbatches: later slices of a sequence take longer, so each counts for itself."""
     times: dict[str, float] = {}
     for kind, name in _TIMES.items():
-        found = [(t.end_s - t.start_s)[(t.kind == kind) & (t.stage == stage)] for t in timelines]
-        durations = np.concatenate(found)
+        chosen = [(t.kind == kind) & (t.stage == stage) for t in timelines]
+        durations = np.concatenate(
+            [(t.end_s - t.start_s)[at] for t, at in zip(timelines, chosen, strict=True)]
+        )
+        number = np.concatenate(
+            [t.microbatch[at] % slices for t, at in zip(timelines, chosen, strict=True)]
+        )
         if len(durations):
-            times[name] = float(np.median(durations))
+            times[name] = sum(float(np.median(durations[number == k])) for k in range(slices))
     if "forward_s" not in times or not ({"backward_s", "input_grad_s"} & times.keys()):
         raise CostsError(f"no step ran stage {stage} forward and backward: its cost is not known")
     return times

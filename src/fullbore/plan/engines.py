@@ -201,7 +201,7 @@ def _torchtitan_spreads(question: Question, spread: Spread) -> None:
         )
 
 
-_RUN = tuple(family.name for family in FAMILIES if family.runs)
+_RUN = tuple(f.name for f in FAMILIES if f.runs and not f.takes_slices)
 
 ENGINES: tuple[Engine, ...] = (
     Engine(

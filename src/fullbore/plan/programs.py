@@ -21,8 +21,8 @@ __all__ = ["RUNNABLE", "Outline", "Program", "Programs", "family_of", "groups"]
 
 Floats = npt.NDArray[np.float64]
 
-# The engine runs these.
-RUNNABLE: tuple[Family, ...] = tuple(family for family in FAMILIES if family.runs)
+# The engine runs these, on whole sequences.
+RUNNABLE: tuple[Family, ...] = tuple(f for f in FAMILIES if f.runs and not f.takes_slices)
 
 _MOST_ACTIONS = 3_000_000  # kept ready at once: some 400 MB
 
@@ -146,12 +146,12 @@ def _built(choice: Choice) -> Schedule:
 
 
 def family_of(name: str) -> Family:
-    """The family of this name; ScheduleError where the engine runs none that is called so."""
+    """The family of this name; ScheduleError where none that can be planned is called so."""
     for family in RUNNABLE:
         if family.name == name:
             return family
     known = ", ".join(family.name for family in RUNNABLE)
-    raise ScheduleError(f"--schedule {name}: the engine runs {known}")
+    raise ScheduleError(f"--schedule {name}: plans are made with {known}")
 
 
 def groups(family: Family, *, ranks: int, microbatches: int) -> tuple[int | None, ...]:

@@ -24,6 +24,7 @@ from fullbore.runtime.file_host import try_folder
 from fullbore.runtime.meeting import Patience, Said
 from fullbore.runtime.recompute import is_recomputed_whole, where_placed
 from fullbore.runtime.sharded import is_sharded, objection_to_shards
+from fullbore.runtime.slices import takes_carry
 from fullbore.runtime.tied import find_copies
 from fullbore.runtime.watchdog import OnStall, log_stall
 from fullbore.runtime.wiring import Rendezvous
@@ -148,6 +149,7 @@ def _common(given: Arguments) -> dict[str, str]:
     return {
         **_tied_kinds(given),
         "schedules": hashlib.sha256(str(given.schedule).encode()).hexdigest(),
+        "numbers of slices": str(given.schedule.slices),
         "tied weights": str([sorted(names.items()) for names in given.tied]),
         "values of count_fn (some, and none)": str(given.values["count_fn"] is not None),
         **{f"values of {name}": str(given.values[name]) for name in _SHARED},
@@ -224,6 +226,7 @@ def _check_stages(given: Arguments) -> None:
             'it does, "full" for all, or a number of blocks'
         )
     _check_offload(given)
+    _check_slices(given)
     if schedule.stages - 1 in modules and given.values["loss_fn"] is None:
         raise PipelineError("the last stage is here, but loss_fn is missing")
 
@@ -249,6 +252,35 @@ def _check_offload(given: Arguments) -> None:
             )
     folder = given.values["offload_folder"]
     try_folder(None if folder is None else Path(folder))
+
+
+def _check_slices(given: Arguments) -> None:
+    """Stages must carry from slice to slice, and what cannot go with it is refused."""
+    schedule, recompute = given.schedule, given.values["recompute"]
+    if schedule.slices == 1:
+        return
+    cuts = f"{schedule.name} cuts sequences into {schedule.slices} slices"
+    for stage, module in given.stages.items():
+        if not takes_carry(module):
+            raise PipelineError(
+                f"{cuts}, and stage {stage} ({type(module).__name__}) does not take carry: let its "
+                "forward take carry=() or what it returned for the slice before, and return the "
+                "pair (output, carry); or choose a schedule that does not cut sequences"
+            )
+        if any(is_sharded(weight) for weight in module.parameters()):
+            raise PipelineError(
+                f"{cuts}, and stage {stage} is sharded by fully_shard: use one of the two, or "
+                "shard optimizer states only (ZeRO-1)"
+            )
+    if schedule.offloads:
+        raise PipelineError(
+            f"{cuts}, and offloads (OFFLOAD) what later slices still attend to: use one of the two"
+        )
+    if isinstance(recompute, int) and recompute:
+        raise PipelineError(
+            f"{cuts}, and recompute={recompute} would run blocks again on what they carry: give "
+            'recompute="full", "placed" or "none"'
+        )
 
 
 def _check_tied(given: Arguments) -> None:

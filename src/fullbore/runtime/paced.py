@@ -69,15 +69,17 @@ class PacedStage(nn.Module):
         self.forward_s, self.backward_s = forward_s, backward_s
         self.weight_grad_s = backward_s / 2 if weight_grad_s is None else weight_grad_s
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Takes forward_s; x and the result have any one shape."""
+    def forward(self, x: torch.Tensor, carry: tuple[()] | None = None) -> Any:
+        """Takes forward_s; x and the result have any one shape. carry: nothing, where x is a slice
+        of a sequence; then the result is a pair, as the engine wants it.
+        """
         end_s = time.perf_counter() + self.forward_s
         if not x.requires_grad and torch.is_grad_enabled():
             x = x.detach().requires_grad_()
         result: torch.Tensor = _Paced.apply(x, self)  # type: ignore[no-untyped-call]
         result = result.view_as(x)  # an ordinary node, as a real stage ends with
         _sleep_until(end_s)
-        return result
+        return result if carry is None else (result, carry)
 
     def sleep_in_weight_half(self) -> None:
         """W."""

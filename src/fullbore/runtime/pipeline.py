@@ -54,7 +54,9 @@ class Pipeline:
     """One rank's part of a pipeline.
 
     stages: the modules of the stages that the schedule places on this rank. A stage is called
-        with the previous stage's output: a tuple as several arguments, anything else as one.
+        with the previous stage's output: a tuple as several arguments, anything else as one. Where
+        the schedule cuts sequences into slices, it is called for each with `carry`, () or what it
+        returned for the slice before, and returns the pair (output, carry); see docs/slices.md.
     schedule: with or without sends and receives in place; verified before anything runs.
     loss_fn: called as loss_fn(output, target) for each microbatch on the last stage; returns a
         tensor with one element. Needed where the last stage is.
@@ -150,7 +152,9 @@ class Pipeline:
             records=None if flight_record is None else Path(flight_record),
         )
         self.record, self.step_number = record, 1
-        self._meter = ActivationMeter(list(stages.values()), microbatches=schedule.microbatches)
+        self._meter = ActivationMeter(
+            list(stages.values()), microbatches=schedule.microbatches, slices=schedule.slices
+        )
         self._clock, self._life, self._closed = clock, 0, False
         self._main_gradients = None
         if main_grad_dtype is not None:
@@ -174,7 +178,8 @@ class Pipeline:
 
         inputs: where the first stage is; targets: where the last stage is (ignored elsewhere).
         A tensor is split along dimension 0, a list has one entry a microbatch, a tuple of them is
-        several arguments. kwargs: for every stage of this rank, split likewise.
+        several arguments. kwargs: for every stage of this rank, split likewise. Where sequences
+        are cut into slices, tensors are along dimension 1 too, and a list has one entry a slice.
         return_outputs: keep the last stage's outputs, which are freed otherwise.
 
         Raises RankError on every rank if any rank fails; the pipeline can step again after it,

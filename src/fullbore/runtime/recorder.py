@@ -84,10 +84,10 @@ class SpanLog:
             start_s=np.array(self._stamps.seconds(self._starts)) + offset_s,
             end_s=np.array(self._stamps.seconds(self._ends)) + offset_s,
             peak_bytes=meter.peak_bytes,
-            stage_bytes=dict(meter.stage_bytes),
-            held_bytes=dict(meter.held_bytes),
-            input_bytes=dict(meter.input_bytes),
-            offload_bytes=dict(meter.offload_bytes),
+            stage_bytes=meter.stage_bytes.by_stage(),
+            held_bytes=meter.held_bytes.by_stage(),
+            input_bytes=meter.input_bytes.by_stage(),
+            offload_bytes=meter.offload_bytes.by_stage(),
             boundary_messages=boundary_messages,
             allocated_bytes=self._stamps.peak_allocated_bytes(),
         )
@@ -196,8 +196,9 @@ class ActivationMeter:
     are taken to weigh what they weighed last.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], *, microbatches: int) -> None:
-        self._modules, self._microbatches = modules, microbatches
+    def __init__(self, modules: Sequence[nn.Module], *, microbatches: int, slices: int = 1) -> None:
+        """slices: how many of what the schedule calls microbatches make one."""
+        self._modules, self._microbatches, self._slices = modules, microbatches, slices
         self._staying: set[int] = set()  # addresses of storages
         self._weights: dict[_Weighed, int] = {}  # as last weighed
         self._held_weights: dict[_Weighed, int] = {}
@@ -223,10 +224,10 @@ class ActivationMeter:
         self._bases: dict[tuple[int, int], _Base] = {}  # of those that will be recomputed
         self._live_bytes = 0
         self.peak_bytes = 0
-        self.stage_bytes: dict[int, int] = {}  # most of one microbatch, by stage
-        self.held_bytes: dict[int, int] = {}  # the same, between I and W
-        self.input_bytes: dict[int, int] = {}  # the same, before a recomputation
-        self.offload_bytes: dict[int, int] = {}  # most that leave of one
+        self.stage_bytes = _Most(self._slices)
+        self.held_bytes = _Most(self._slices)  # between I and W
+        self.input_bytes = _Most(self._slices)  # before a recomputation
+        self.offload_bytes = _Most(self._slices)  # that leave
 
     @contextmanager
     def forward(
@@ -247,10 +248,10 @@ class ActivationMeter:
             storages |= _storages(kept(microbatch))
             self._weights[key] = self._sum(storages)
         self._set(stage, microbatch, self._weights[key])
-        self.stage_bytes[stage] = max(self._weights[key], self.stage_bytes.get(stage, 0))
+        self.stage_bytes.see(stage, microbatch, self._weights[key])
         if recomputes:
             self._bases[stage, microbatch] = _Base(key=key, storages=storages)
-            self.input_bytes[stage] = max(self._weights[key], self.input_bytes.get(stage, 0))
+            self.input_bytes.see(stage, microbatch, self._weights[key])
 
     def restored(self, stage: int, microbatch: int, tensors: Iterable[torch.Tensor]) -> None:
         """Recomputation brought these back; what it brought back before them is gone."""
@@ -265,12 +266,12 @@ class ActivationMeter:
         else:
             now = self._restored_weights[base.key]
         self._set(stage, microbatch, now)
-        self.stage_bytes[stage] = max(now, self.stage_bytes.get(stage, 0))
+        self.stage_bytes.see(stage, microbatch, now)
 
     def left(self, stage: int, microbatch: int, size: int) -> None:
         """So many bytes of (stage, microbatch) have begun to leave for the host."""
         self._set(stage, microbatch, self._saved_bytes.get((stage, microbatch), 0) - size)
-        self.offload_bytes[stage] = max(size, self.offload_bytes.get(stage, 0))
+        self.offload_bytes.see(stage, microbatch, size)
         base = self._bases.get((stage, microbatch))
         if base is not None:  # their addresses are others' now
             sizes = [s for a, s in base.storages.items() if a not in self._staying | self._given]
@@ -293,7 +294,7 @@ class ActivationMeter:
             self._held_weights[key] = self._sum(_storages(waiting))
         held = self._held_weights[key]
         self._set(stage, microbatch, held)
-        self.held_bytes[stage] = max(held, self.held_bytes.get(stage, 0))
+        self.held_bytes.see(stage, microbatch, held)
 
     def _sum(self, storages: Mapping[int, int]) -> int:
         staying = self._staying | self._given
@@ -304,6 +305,29 @@ class ActivationMeter:
         self._live_bytes += size - self._saved_bytes.get((stage, microbatch), 0)
         self._saved_bytes[stage, microbatch] = size
         self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+
+
+class _Most:
+    """The most bytes of one microbatch, by stage; of one in slices, of all its slices together."""
+
+    def __init__(self, slices: int) -> None:
+        self._slices = slices
+        self._most: dict[tuple[int, int], int] = {}  # of each stage and slice
+
+    def see(self, stage: int, microbatch: int, size: int) -> None:
+        """So much it was at a time."""
+        self._most[stage, microbatch] = max(size, self._most.get((stage, microbatch), 0))
+
+    def by_stage(self) -> dict[int, int]:
+        """Of each stage that was seen."""
+        sums: dict[tuple[int, int], int] = {}
+        for (stage, microbatch), size in self._most.items():
+            whole = stage, microbatch // self._slices
+            sums[whole] = sums.get(whole, 0) + size
+        most: dict[int, int] = {}
+        for (stage, _), size in sums.items():
+            most[stage] = max(size, most.get(stage, 0))
+        return most
 
 
 _Weighed = tuple[int, int, int]  # stage, microbatch, number of its signature

@@ -23,8 +23,8 @@ class StepResult:
     loss: mean over the microbatches of all replicas (their sum with reduction="sum", over what
         count_fn counts where there is one), the same on every rank; None where an evaluation had
         no targets.
-    losses: one scalar tensor a microbatch where the last stage is, else None.
-    outputs: one entry a microbatch where the last stage is, if asked for, else None.
+    losses: one scalar tensor a microbatch (or slice) where the last stage is, else None.
+    outputs: one entry a microbatch (or slice) where the last stage is, if asked for, else None.
     step_s: seconds from the ranks' agreement to begin until every rank had the loss.
     timeline: of all ranks of this replica, on each of them, with record=True.
     peak_activation_bytes: a rank each, with record=True: most bytes that autograd kept at once.

@@ -24,6 +24,7 @@ from fullbore.runtime.recorder import ActivationMeter, SpanLog
 from fullbore.runtime.replicas import Edges, Replicas, completion_order
 from fullbore.runtime.setup import Setup
 from fullbore.runtime.sharded import ShardedStages
+from fullbore.runtime.slices import Carry
 from fullbore.runtime.split import SplitReport, split_backward_of
 from fullbore.runtime.stage import StageRunner
 from fullbore.runtime.tied import TiedWeight, find_copies
@@ -73,6 +74,7 @@ class Session:
                     module, where_placed(setup.recompute, setup.schedule, stage)
                 ),
                 offload=self._offloading.stages.get(stage),
+                carry=Carry(setup.schedule.slices) if setup.schedule.slices > 1 else None,
             )
             for stage, module in setup.stages.items()
         }

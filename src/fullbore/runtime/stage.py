@@ -20,6 +20,7 @@ from fullbore.runtime.host import Mark
 from fullbore.runtime.layout import flatten
 from fullbore.runtime.offload import Left, Offload
 from fullbore.runtime.recompute import Recomputation
+from fullbore.runtime.slices import CARRY, Carry, taken_apart
 from fullbore.runtime.split import SplitBackward
 
 __all__ = [
@@ -83,12 +84,15 @@ class StageRunner:
         split: SplitBackward | None = None,
         recomputation: Recomputation | None = None,
         offload: Offload | None = None,
+        carry: Carry | None = None,
     ) -> None:
         """split: the queues of a stage of which any backward is split. recomputation: what of it
-        is dropped after a forward and made again. offload: what of it leaves for the host.
+        is dropped after a forward and made again. offload: what of it leaves for the host. carry:
+        what goes from slice to slice, where a microbatch is a slice.
         """
         self.module = module
         self.split, self.recomputation, self._offload = split, recomputation, offload
+        self._carry = carry
         self._loss_fn, self.loss_weight = loss_fn, loss_weight
         self._ways_back: dict[int, _WayBack] = {}
 
@@ -107,15 +111,21 @@ class StageRunner:
         value: the stage's input; a tuple is given as several arguments. leaves: its tensors, as
         they arrived; those that want a gradient get it in `backward`.
         """
+        if self._carry is not None:
+            kwargs = {**kwargs, CARRY: self._carry.arrived(microbatch)}
         given = value, kwargs, target
         if not train:
-            return self._call(given, has_loss=target is not None)
+            result = self._call(given, has_loss=target is not None)
+            return result if self._carry is None else self._hand_on(microbatch, result)
         split = self._split_of(microbatch)
         if split is None:
             return self._run(microbatch, given, leaves)
         with split.forward(microbatch):
             result = self._run(microbatch, given, leaves)
-        split.search(microbatch, self._ways_back[microbatch].edges)
+        edges = self._ways_back[microbatch].edges
+        if self._carry is not None:
+            edges = [*edges, *self._carry.edges(microbatch)]
+        split.search(microbatch, edges)
         return result
 
     def _split_of(self, microbatch: int) -> SplitBackward | None:
@@ -129,6 +139,8 @@ class StageRunner:
                 result = self._call(given)
             else:
                 result = self.recomputation.run(microbatch, self._call, given)
+        if self._carry is not None:
+            result = self._hand_on(microbatch, result)
         if self._loss_fn is None:
             results = [result] if isinstance(result, torch.Tensor) else flatten(result)[1]
             self._remember(microbatch, results, leaves, loss=None)
@@ -142,9 +154,22 @@ class StageRunner:
         value, kwargs, target = given
         arguments = value if isinstance(value, tuple) else (value,)
         output = self.module(*arguments, **kwargs)
+        if self._carry is not None:
+            output = taken_apart(output)
         if self._loss_fn is None:
             return output
         return output, self._loss(output, target) if has_loss else None
+
+    def _hand_on(self, microbatch: int, result: Any) -> Any:
+        """What `_call` gives, without what the next slice gets of it."""
+        assert self._carry is not None
+        if self._loss_fn is None:
+            output, carry = result
+            self._carry.hand_on(microbatch, carry)
+            return output
+        (output, carry), loss = result
+        self._carry.hand_on(microbatch, carry)
+        return output, loss
 
     def _remember(
         self,
@@ -162,7 +187,7 @@ class StageRunner:
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
-        loss = self._loss_fn(output, target)
+        loss = self._loss_fn(output if self._carry is None else output[0], target)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss)
             raise PipelineError(f"loss_fn must return a tensor with one element, not {got}")
@@ -177,7 +202,7 @@ class StageRunner:
         way_back = self._ways_back.pop(microbatch)
         if self._offload is not None:
             self._offload.arrive(microbatch)
-        self._run_back(way_back, gradients)
+        self._run_back(microbatch, way_back, gradients)
         if self.recomputation is not None:
             self.recomputation.forget(microbatch)
         return _take_gradients(way_back.leaves)
@@ -236,9 +261,12 @@ class StageRunner:
             self.recomputation.reset()
         if self._offload is not None:
             self._offload.reset()
+        if self._carry is not None:
+            self._carry.reset()
 
     def _run_back(
         self,
+        microbatch: int,
         way_back: _WayBack,
         gradients: Gradients | None,
     ) -> None:
@@ -246,6 +274,8 @@ class StageRunner:
         if way_back.loss is not None:  # d(step's loss) / d(this microbatch's loss)
             gradients = [torch.full_like(way_back.loss, self.loss_weight)] if edges else []
         assert gradients is not None
+        if self._carry is not None:
+            edges, gradients = self._carry.with_returned(microbatch, edges, gradients)
         if any(gradient is None for gradient in gradients):
             used = [(e, g) for e, g in zip(edges, gradients, strict=True) if g is not None]
             edges, gradients = [edge for edge, _ in used], [gradient for _, gradient in used]

@@ -238,9 +238,8 @@ FAMILIES: tuple[Family, ...] = (
         bubble="(P-1)/(kM+P-1)",
         bubble_overhead="(P-1)/(kM)",
         memory="min((P+k-1)/k, M); rank r: min((P-r+k-1)/k, M)",
-        constraints="P >= 1, M >= 1, k >= 1 (default 4), slices of equal cost; simulated, not run",
+        constraints="P >= 1, M >= 1, k >= 1 (default 4); slices of equal cost in these formulas",
         takes_slices=True,
-        runs=False,
     ),
 )
 

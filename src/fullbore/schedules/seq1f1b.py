@@ -28,8 +28,7 @@ def seq1f1b(*, ranks: int, microbatches: int, slices: int) -> Schedule:
 
     The schedule's `microbatches` are the Mk slices. Rank r warms up with min(P-2-r+k, Mk) forwards
     of a slice, at least. Idle a rank (P-1)(T_F+T_B)/k; rank r holds at most (P-r+k-1)/k
-    microbatches. Any P, M, k >= 1; ScheduleError otherwise. The runtime does not carry keys and
-    values from slice to slice, and refuses it.
+    microbatches. Any P, M, k >= 1; ScheduleError otherwise.
     """
     check_numbers(ranks=ranks, microbatches=microbatches)
     if slices < 1:

@@ -138,10 +138,12 @@ def _virtual_stages(job: Job) -> tuple[int, ...]:
 
 
 def _named(job: Job) -> Iterator[Schedule]:
-    """Every named schedule that can be run with these P and M, over every v that is allowed."""
+    """Every named schedule of whole sequences that can be run with these P and M, over every v that
+    is allowed.
+    """
     allowed = _virtual_stages(job)
     for family in FAMILIES:
-        if not family.runs:
+        if not family.runs or family.takes_slices:
             continue
         for v in allowed if family.takes_virtual_stages else (None,):
             try:

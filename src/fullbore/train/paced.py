@@ -51,7 +51,7 @@ class PacedJob:
         schedule = self.schedules[index]
         setting = Setting(
             ranks=schedule.ranks,
-            microbatches=schedule.microbatches,
+            microbatches=schedule.microbatches // schedule.slices,
             steps=self.length.steps,
             warmup_steps=self.length.warmup_steps,
             overlap=self.overlap,
@@ -85,13 +85,14 @@ class PacedRunner:
     ) -> None:
         """costs: how long each stage sleeps; message_bytes: of each activation and gradient."""
         self.schedule, self._costs = schedule, costs
-        self._batch = torch.zeros(schedule.microbatches, max(1, message_bytes // _ITEM_BYTES))
+        self._batch = _batch(schedule, message_bytes)
+        slices = schedule.slices
         self._pipe = Pipeline(
             stages={
                 stage: PacedStage(
-                    forward_s=costs.stages[stage].forward_s,
-                    backward_s=costs.stages[stage].backward_s,
-                    weight_grad_s=costs.stages[stage].weight_grad_s,
+                    forward_s=costs.stages[stage].forward_s / slices,
+                    backward_s=costs.stages[stage].backward_s / slices,
+                    weight_grad_s=_share(costs.stages[stage].weight_grad_s, slices),
                 )
                 for stage in schedule.placement.stages_of(team.rank)
             },
@@ -111,7 +112,7 @@ class PacedRunner:
         return Stepped(
             step_s=result.step_s,
             loss=None,
-            timeline=nominal(result.timeline, self._costs),
+            timeline=nominal(result.timeline, self._costs, slices=self.schedule.slices),
             peak_activation_bytes=None,
             stage_activation_bytes=None,
             stage_held_bytes=None,
@@ -123,8 +124,19 @@ class PacedRunner:
         self._pipe.close()
 
 
-def nominal(timeline: Timeline, costs: Costs) -> Timeline:
-    """A paced timeline in which each F, B, I and W lasts as long as its stage's costs say.
+def _batch(schedule: Schedule, message_bytes: int) -> torch.Tensor:
+    """Zeros [M, n] that make messages of so many bytes a microbatch, of each slice its share."""
+    items = max(1, message_bytes // _ITEM_BYTES // schedule.slices) * schedule.slices
+    return torch.zeros(schedule.microbatches // schedule.slices, items)
+
+
+def _share(seconds: float | None, slices: int) -> float | None:
+    return None if seconds is None else seconds / slices
+
+
+def nominal(timeline: Timeline, costs: Costs, *, slices: int = 1) -> Timeline:
+    """A paced timeline in which each F, B, I and W lasts as long as its stage's costs say, of a
+    slice its share.
 
     It keeps its end, since a sleeper is late in beginning and in nothing after.
     """
@@ -134,5 +146,5 @@ def nominal(timeline: Timeline, costs: Costs) -> Timeline:
     if all(stage.is_split for stage in costs.stages):
         duration_s[Kind.I] = [stage.input_grad_s for stage in costs.stages]
         duration_s[Kind.W] = [stage.weight_grad_s for stage in costs.stages]
-    latest_s = timeline.end_s - duration_s[timeline.kind, timeline.stage]
+    latest_s = timeline.end_s - duration_s[timeline.kind, timeline.stage] / slices
     return replace(timeline, start_s=np.maximum(timeline.start_s, latest_s))

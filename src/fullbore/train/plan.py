@@ -14,6 +14,7 @@ from fullbore.ir import Schedule
 from fullbore.train.anatomy import Anatomy, examine
 from fullbore.train.balance import PieceCosts, balance, piece_costs
 from fullbore.train.build import empty_model
+from fullbore.train.carried import check_slices
 from fullbore.train.settings import TrainSettings
 from fullbore.train.sources import read_config
 from fullbore.train.stages import Part, parts_of
@@ -82,6 +83,8 @@ def make_plan(settings: TrainSettings, folder: Path, *, schedule: Schedule | Non
         schedule, layers = settings.placed(shape.build()), shape.layers
     else:
         layers = settings.stage_layers
+    if schedule.slices > 1:
+        check_slices(whole)
     return Plan(
         folder=folder,
         config=config,

@@ -172,8 +172,9 @@ def _introduction(trainer: Trainer) -> list[str]:
     lines = [
         f"{plan.anatomy.family}, {plan.anatomy.layers} layers, on {_ranks(trainer)}: "
         f"{schedule.name}, {schedule.virtual_stages} stages a rank, "
-        f"{schedule.microbatches} microbatches of {settings.micro_batch_size} x "
-        f"{settings.seq_length} tokens",
+        f"{settings.microbatches} microbatches of {settings.micro_batch_size} x "
+        f"{settings.seq_length} tokens"
+        + (f" in {schedule.slices} slices" if schedule.slices > 1 else ""),
         *plan.describe(),
         f"text: {corpus.documents} documents, {len(corpus.train)} tokens to train on, "
         f"{len(corpus.held_out)} held out"

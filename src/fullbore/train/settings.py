@@ -29,6 +29,7 @@ from fullbore.megatron import (
 from fullbore.passes import offload
 from fullbore.schedules import FAMILIES
 from fullbore.train.schedule_file import SAID_BY_FILES, is_schedule_file, read_schedule_file
+from fullbore.train.sliced import check_sliced
 
 __all__ = ["TrainSettings", "flag", "read_config"]
 
@@ -64,6 +65,7 @@ class TrainSettings(BaseModel):
     decoder_last_pipeline_num_layers: int | None = None
     stage_layers: tuple[int, ...] | None = None
     schedule: str | None = None
+    slices: int | None = Field(default=None, ge=1)
     overlap_p2p_communication: bool = True
     recompute: Literal["none", "full", "placed"] | Annotated[int, Field(ge=0)] | None = None
     recompute_granularity: Literal["full", "selective"] | None = None
@@ -175,6 +177,7 @@ class TrainSettings(BaseModel):
             virtual_stages=virtual_stages,
             microbatches=self.microbatches,
             group_size=self.microbatch_group_size_per_virtual_pipeline_stage,
+            slices=self.slices,
             layers=None if layers is None else self._layers_by_hand(layers, virtual_stages),
         )
 
@@ -298,7 +301,7 @@ class TrainSettings(BaseModel):
         self._check_recompute()
         self._check_schedule()
         if self.num_layers_per_virtual_pipeline_stage is None:
-            self.shape().build()
+            check_sliced(self, self.shape().build().slices)
         elif self.microbatches < 1 or self.num_virtual_stages_per_pipeline_rank is not None:
             self.shape()  # its own words for what is wrong; the rest waits for the model's layers
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from fullbore.errors import ModelError
 from fullbore.train.anatomy import Anatomy, copy_plain_attributes, replace_module
+from fullbore.train.carried import Carried, cache_argument, cache_of, carried_in, tokens_of
 
 __all__ = ["Part", "Stage", "parts_of", "shared_weights", "token_loss"]
 
@@ -113,12 +114,25 @@ class Stage(nn.Module):
             leave.register_forward_pre_hook(self._leave, with_kwargs=True)
         self.model = model
 
-    def forward(self, value: Tensor) -> Tensor:
-        """Run this part on one microbatch."""
+    def forward(self, value: Tensor, carry: Carried | tuple[()] | None = None) -> Any:
+        """Run this part on one microbatch, or on one slice of its sequences.
+
+        carry: None, or with sequences in slices what the slice before gave, () for the first one;
+        then the result is a pair, of which the second is for the next slice.
+        """
+        if carry is None:
+            return self._run(value, use_cache=False)
+        runs = self._runs()
+        cache = cache_of(carry, layers=self._anatomy.layers, first=self.part.first_layer)
+        output = self._run(value, use_cache=True, **{cache_argument(runs): cache})
+        own = range(self.part.first_layer, self.part.end_layer)
+        return output, carried_in(cache, own, tokens=tokens_of(carry) + value.shape[1])
+
+    def _run(self, value: Tensor, **options: Any) -> Tensor:
         given = {"input_ids": value} if self.part.is_first else {"inputs_embeds": value.detach()}
         self._received = None if self.part.is_first else value
         try:
-            output = self._runs()(**given, use_cache=False)
+            output = self._runs()(**given, **options)
             captured = self._captured
         finally:
             self._received = self._captured = None
@@ -201,7 +215,9 @@ class _Absent(nn.Module):
         self._width = width
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        value = next(v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
+        given = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+        # of a slice's positions and a mask over all tokens so far, the positions
+        value = min(given, key=Tensor.numel) if self._width is not None else given[0]
         if self._width is None:
             return value
         return torch.zeros(1, device=value.device).expand(*value.shape, self._width)

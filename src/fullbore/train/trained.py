@@ -54,7 +54,7 @@ class TrainingJob:
         )
         setting = Setting(
             ranks=schedule.ranks,
-            microbatches=schedule.microbatches,
+            microbatches=schedule.microbatches // schedule.slices,
             steps=self.length.steps,
             warmup_steps=self.length.warmup_steps,
             overlap=settings.overlap_p2p_communication,

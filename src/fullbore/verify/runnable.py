@@ -15,9 +15,3 @@ def check_runnable(schedule: Schedule) -> None:
             f"{schedule.name} holds {len(schedule.placement.tables)} copies of the model, and the "
             "runtime one: simulate it, or run dualpipe-v, which holds each stage once"
         )
-    if schedule.slices > 1:
-        raise ScheduleError(
-            f"{schedule.name} cuts sequences into {schedule.slices} slices, and the runtime does "
-            "not carry keys and values from slice to slice: simulate it, or run eager-1f1b or "
-            "interleaved with more microbatches"
-        )
