@@ -7,11 +7,11 @@ not change what a model costs are passed over.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fullbore.cost.model.pattern import layer_pattern
 from fullbore.cost.model.script import Flags
 from fullbore.cost.model.shape import (
     MOST_LAYERS,
@@ -258,7 +258,7 @@ def _window(read: _Reader, index: int) -> int | None:
     if text.isdigit():
         is_full = int(text) > 0 and (index + 1) % int(text) == 0
     else:
-        pattern = _pattern("--window-attn-skip-freq", text)
+        pattern = layer_pattern("--window-attn-skip-freq", text)
         is_full = index >= len(pattern) or not pattern[index]
     match = re.search(r"-?\d+", " ".join(read.flags["window_size"]))
     if match is None:
@@ -312,43 +312,12 @@ def _mixture_layers(read: _Reader, layers: int) -> tuple[bool, ...]:
     text = " ".join(read.flags.get("moe_layer_freq", ("1",)))
     if text.isdigit() and int(text):
         return tuple(index % int(text) == 0 for index in range(layers))
-    pattern = _pattern("--moe-layer-freq", text)
+    pattern = layer_pattern("--moe-layer-freq", text)
     if len(pattern) != layers:
         raise ConfigError(
             f"--moe-layer-freq {text} names {len(pattern)} layers: --num-layers is {layers}"
         )
     return pattern
-
-
-def _pattern(flag: str, text: str) -> tuple[bool, ...]:
-    """A sum of lists of 0 and 1, each times a number, computed without running it."""
-    try:
-        return tuple(bool(entry) for entry in _listed(ast.parse(text.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ConfigError(
-            f"{flag} {text[:60]}: it must be a number, or a list such as ([0]*3+[1]*58)"
-        ) from None
-
-
-def _listed(node: ast.expr) -> list[int]:
-    match node:
-        case ast.List(elts=entries):
-            return [_whole(entry) for entry in entries]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _listed(left) + _listed(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            repeated, times = _listed(left), _whole(right)
-            if len(repeated) * times > MOST_LAYERS:
-                raise ValueError("longer than any model")
-            return repeated * times
-        case _:
-            raise ValueError("no list")
-
-
-def _whole(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    raise ValueError("no number")
 
 
 def given_by_flags(flags: Flags) -> Given:
