@@ -136,7 +136,7 @@ def assert_named(outcomes: list[Outcome], victim: int) -> None:
         assert outcome.value == others[0].value
 
 
-@pytest.mark.parametrize("when", ["step", "evaluation", "between"])
+@pytest.mark.parametrize("when", ["step", "evaluation", "between", "long before"])
 @pytest.mark.parametrize(("ranks", "victim"), [(2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3)])
 def test_18_a_killed_rank_is_named(ranks: int, victim: int, when: str) -> None:
     case = CASES[ranks][victim % 2]

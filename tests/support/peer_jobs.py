@@ -283,12 +283,16 @@ def keyword_arguments(rank: int, ranks: int, case: Case) -> dict[str, Any]:
 
 
 def killed(rank: int, ranks: int, case: Case, victim: int, when: str) -> str:
-    """A rank is killed in the middle of a step, of an evaluation, or between two steps."""
+    """A rank is killed in the middle of a step, of an evaluation, between two steps, or so long
+    before a step that the others' connections to it have broken when they begin.
+    """
     s = Setting(rank, ranks, case)
     x, y = batch(2 * s.m)
     s.pipe.step(x, y)
-    if rank == victim and when == "between":
+    if rank == victim and when in ("between", "long before"):
         os.kill(os.getpid(), signal.SIGKILL)
+    if when == "long before":
+        time.sleep(0.5)
     if rank == victim:
         last = s.schedule.placement.stages_of(rank)[-1]
         s.stages[last].register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))

@@ -76,16 +76,10 @@ class Control:
             return mine.tolist
         if self.rank == 0:
             told = [(rank, torch.empty_like(mine)) for rank in range(1, self.ranks)]
-            posted = [
-                (self.numbers[rank], self._group.recv([tensor], rank, tag)) for rank, tensor in told
-            ]
+            posted = [self._heard(rank, tensor, tag) for rank, tensor in told]
             return partial(self._total_at_root, mine, [tensor for _, tensor in told], posted, tag)
         sums = torch.empty_like(mine)
-        root = self.numbers[0]
-        posted = [
-            (root, self._group.send([mine], 0, tag)),
-            (root, self._group.recv([sums], 0, tag)),
-        ]
+        posted = [self._told(0, mine, tag), self._heard(0, sums, tag)]
         return partial(self._total_elsewhere, sums, posted)
 
     def _total_at_root(
@@ -109,13 +103,11 @@ class Control:
         """
         told = torch.tensor(values, dtype=torch.float64)
         if self.rank != teller:
-            posted = [(self.numbers[teller], self._group.recv([told], teller, _TOLD))]
+            posted = [self._heard(teller, told, _TOLD)]
             return partial(self._total_elsewhere, told, posted)
         self._finish(self._telling)  # of the step before: heard long ago
         others = [rank for rank in range(self.ranks) if rank != teller]
-        self._telling = [
-            (self.numbers[rank], self._group.send([told], rank, _TOLD)) for rank in others
-        ]
+        self._telling = [self._told(rank, told, _TOLD) for rank in others]
         return told.tolist
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -144,19 +136,28 @@ class Control:
         return pickle.loads(body.numpy().tobytes())
 
     def _tell_everyone(self, tensor: torch.Tensor, tag: int = _TAG) -> None:
-        sent = [
-            (self.numbers[rank], self._group.send([tensor], rank, tag))
-            for rank in range(1, self.ranks)
-        ]
-        self._finish(sent)
+        self._finish([self._told(rank, tensor, tag) for rank in range(1, self.ranks)])
 
     def send(self, peer: int, tensor: torch.Tensor) -> None:
         """Send a small tensor to a peer and wait until it has left."""
-        self._finish([(self.numbers[peer], self._group.send([tensor], peer, _TAG))])
+        self._finish([self._told(peer, tensor, _TAG)])
 
     def receive(self, peer: int, tensor: torch.Tensor) -> None:
         """Receive a small tensor from a peer."""
-        self._finish([(self.numbers[peer], self._group.recv([tensor], peer, _TAG))])
+        self._finish([self._heard(peer, tensor, _TAG)])
+
+    def _told(self, peer: int, tensor: torch.Tensor, tag: int) -> _OnePosted:
+        return self._posted(peer, lambda: self._group.send([tensor], peer, tag))
+
+    def _heard(self, peer: int, tensor: torch.Tensor, tag: int) -> _OnePosted:
+        return self._posted(peer, lambda: self._group.recv([tensor], peer, tag))
+
+    def _posted(self, peer: int, post: Callable[[], dist.Work]) -> _OnePosted:
+        """Post a message to or from a peer; gloo refuses to if the connection has broken."""
+        try:
+            return self.numbers[peer], post()
+        except RuntimeError as error:
+            raise PeerLostError([self.numbers[peer]], str(error)) from error
 
     def _finish(self, posted: _Posted) -> None:
         for peer, work in posted:
@@ -180,7 +181,8 @@ class PeerLostError(RuntimeError):
         self.peers = peers
 
 
-_Posted = list[tuple[int, dist.Work]]  # each with the number of the rank at its other end
+_OnePosted = tuple[int, dist.Work]  # with the number of the rank at its other end
+_Posted = list[_OnePosted]
 
 
 def _pickled(value: Any) -> torch.Tensor:
