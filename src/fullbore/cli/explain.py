@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from fullbore.cli.options import JsonFlag
+from fullbore.cli.options import JOB, Cluster, JsonFlag
 from fullbore.cli.training_options import option
 
 __all__ = ["explain"]
 
-_JOB = "The job"
 _RESULT = "Result"
 
 
@@ -20,25 +19,17 @@ def explain(
     megatron: Annotated[
         str | None,
         option(
-            _JOB,
+            JOB,
             "--megatron",
             metavar="FLAGS",
             help="Megatron-LM's arguments in quotes, a .sh or .yaml file, or - for stdin.",
         ),
     ] = None,
-    cluster: Annotated[
-        str | None,
-        option(
-            _JOB,
-            "--cluster",
-            metavar="CLUSTER",
-            help="Devices: h100:8x8 (nodes x GPUs a node), h100:64, or a TOML file.",
-        ),
-    ] = None,
+    cluster: Cluster = None,
     memory_limit: Annotated[
         str | None,
         option(
-            _JOB,
+            JOB,
             "--memory-limit",
             metavar="X",
             help="What a device may hold, such as 70GB; all of its memory if not given.",

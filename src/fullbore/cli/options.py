@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "JOB",
     "OFFLOAD",
     "OFFLOAD_AHEAD",
     "SLICES",
     "BackwardSeconds",
+    "Cluster",
     "CostsFile",
     "ForwardSeconds",
     "GroupSize",
@@ -30,6 +32,7 @@ __all__ = [
     "WeightGradSeconds",
 ]
 
+JOB = "The job"
 _SHAPE = "Schedule"
 _COSTS = "Costs, in seconds of one stage and one microbatch"
 
@@ -176,4 +179,14 @@ OverlapFlag = Annotated[
 JsonFlag = Annotated[
     bool,
     typer.Option("--json", help="Print JSON with documented keys (docs/json.md) and nothing else."),
+]
+
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="CLUSTER",
+        help="Devices: h100:8x8 (nodes x GPUs a node), h100:64, or a TOML file.",
+        rich_help_panel=JOB,
+    ),
 ]

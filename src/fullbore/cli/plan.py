@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fullbore.cli.options import JsonFlag
+from fullbore.cli.options import JOB, Cluster, JsonFlag
 from fullbore.cli.training_options import option
 
 __all__ = ["plan"]
 
-_JOB = "The job"
 _FIXED = "What is decided already (several values, such as 4,8, are all tried)"
 _MODEL = "How times and memory are modelled"
 _EFFORT = "Schedules that have no name"
@@ -27,26 +26,18 @@ def plan(
     model: Annotated[
         str | None,
         option(
-            _JOB,
+            JOB,
             "--model",
             metavar="CONFIG",
             help="A Hugging Face config.json or its folder, or Megatron-LM's arguments in a .sh or "
             ".yaml file.",
         ),
     ] = None,
-    cluster: Annotated[
-        str | None,
-        option(
-            _JOB,
-            "--cluster",
-            metavar="CLUSTER",
-            help="Devices: h100:8x8 (nodes x GPUs a node), h100:64, or a TOML file.",
-        ),
-    ] = None,
+    cluster: Cluster = None,
     global_batch_size: Annotated[
         int | None,
         option(
-            _JOB,
+            JOB,
             "--global-batch-size",
             metavar="N",
             help="Sequences a step.",
@@ -55,7 +46,7 @@ def plan(
     preset: Annotated[
         str | None,
         option(
-            _JOB,
+            JOB,
             "--preset",
             metavar="64gpu-80layer",
             help="Instead of all of these: a job in circulation, under GPipe, 1F1B, interleaved "
@@ -63,12 +54,12 @@ def plan(
         ),
     ] = None,
     seq_length: Annotated[
-        int, option(_JOB, "--seq-length", metavar="N", help="Tokens a sequence.")
+        int, option(JOB, "--seq-length", metavar="N", help="Tokens a sequence.")
     ] = 4096,
     memory_limit: Annotated[
         str | None,
         option(
-            _JOB,
+            JOB,
             "--memory-limit",
             metavar="X",
             help="What a device may hold, such as 70GB; all of its memory if not given.",
