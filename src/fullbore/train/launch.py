@@ -216,7 +216,7 @@ def _large_pages() -> Iterator[None]:
     """Ranks whose server starts meanwhile have their large tensors in large pages, on Linux.
 
     A tensor over 32 MiB is new memory each time it is made, and in pages of 4 KiB that is slow:
-    a sixth of the backward through a head of 113 MB. Who has set glibc's tunables knows better.
+    a tenth of the backward through a head of 113 MB. Who has set glibc's tunables knows better.
     """
     if _TUNABLES in os.environ:
         yield
