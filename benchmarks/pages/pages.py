@@ -1,8 +1,10 @@
-"""What large pages save: SmolLM2's last blocks and head on one core, 4 KiB pages and large ones.
+"""What page faults cost: SmolLM2's last blocks and head on one core, with three kinds of memory.
+
+As glibc gives it by itself, in large pages, and kept by the process once it is freed.
 
 python benchmarks/pages/pages.py [--rounds 3] [--microbatches 12]
 
-The pages a process gets are settled when it begins, so each round runs one of either kind, in turn.
+The kind is settled when a process begins, so each round runs one of each, in turn.
 Prints medians: seconds of a forward and of a backward, page faults of both, resident memory.
 """
 
@@ -17,7 +19,11 @@ import subprocess
 import sys
 import time
 
-KINDS = {"4 KiB": "glibc.malloc.hugetlb=0", "large": "glibc.malloc.hugetlb=1"}
+KINDS = {
+    "as it is": {},
+    "large pages": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    "kept": {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)},
+}
 
 
 def main() -> None:
@@ -31,21 +37,21 @@ def main() -> None:
         return
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for _ in range(given.rounds):
-        for kind, tunables in KINDS.items():
-            found[kind].append(child(tunables, given.microbatches))
+        for kind, variables in KINDS.items():
+            found[kind].append(child(variables, given.microbatches))
     for kind, rounds in found.items():
         median = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
         print(
-            f"{kind:>6} pages: forward {median['forward_s']:.3f} s, backward "
+            f"{kind:>11}: forward {median['forward_s']:.3f} s, backward "
             f"{median['backward_s']:.3f} s, {median['faults']:.0f} page faults, "
             f"{median['resident_mib']:.0f} MiB resident"
         )
 
 
-def child(tunables: str, microbatches: int) -> dict[str, float]:
+def child(variables: dict[str, str], microbatches: int) -> dict[str, float]:
     """The figures of a process of its own."""
     words = [sys.executable, __file__, "--here", "--microbatches", str(microbatches)]
-    environment = {**os.environ, "GLIBC_TUNABLES": tunables}
+    environment = {**os.environ, **variables}
     ran = subprocess.run(words, env=environment, check=True, stdout=subprocess.PIPE, timeout=300)
     return dict(json.loads(ran.stdout))
 

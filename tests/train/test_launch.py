@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,8 +11,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-
-import torch
 
 from fullbore.errors import DataError, FullboreError, RankError
 from fullbore.runtime import DIED
@@ -67,29 +62,3 @@ def test_ranks_that_miss_one_after_a_signal_do_not_call_it_a_failure(
     threading.Thread(target=strike).start()
     with pytest.raises(raised):
         launch_ranks(_tells, tmp_path, told, ranks=1)
-
-
-def _large_pages() -> Path:
-    return Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-def _counts_pages(folder: Path) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.empty(128 * 2**20, dtype=torch.uint8).fill_(1)
-    given = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    (folder / "pages").write_text(str(given))
-
-
-@pytest.mark.skipif(
-    not _large_pages().exists() or "[never]" in _large_pages().read_text(),
-    reason="this kernel has no large pages for programs that want them",
-)
-def test_large_tensors_of_a_rank_come_in_large_pages(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
-        "from tests.train.test_launch import _counts_pages; from fullbore.train.launch import *\n"
-        "launch_ranks(_counts_pages, Path(sys.argv[2]), ranks=1)"
-    )
-    root = str(Path(__file__).parents[2])
-    subprocess.run([sys.executable, "-c", code, root, str(tmp_path)], check=True, timeout=55)
-    assert int((tmp_path / "pages").read_text()) < 128 * 2**20 / resource.getpagesize() / 10

@@ -37,7 +37,6 @@ __all__ = ["StopRequest", "launch_ranks"]
 _GRACE_S = 5  # for the ranks that live when another has failed
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALS = (signal.SIGINT, *_ENDING)
-_TUNABLES = "GLIBC_TUNABLES"  # glibc reads it when a process begins, which ranks do as their server
 
 
 def launch_ranks(
@@ -60,7 +59,6 @@ def launch_ranks(
         tempfile.TemporaryDirectory(prefix="fullbore-") as folder,
         _pass_signals_on() as passed,
         _ranks_start_deaf(),
-        _large_pages(),
     ):
         try:
             elastic_launch(_config(ranks), _run_rank)(folder, entry, arguments)
@@ -209,23 +207,6 @@ def _ranks_start_deaf() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         over.set()
-
-
-@contextmanager
-def _large_pages() -> Iterator[None]:
-    """Ranks whose server starts meanwhile have their large tensors in large pages, on Linux.
-
-    A tensor over 32 MiB is new memory each time it is made, and in pages of 4 KiB that is slow:
-    a tenth of the backward through a head of 113 MB. Who has set glibc's tunables knows better.
-    """
-    if _TUNABLES in os.environ:
-        yield
-        return
-    os.environ[_TUNABLES] = "glibc.malloc.hugetlb=1"
-    try:
-        yield
-    finally:
-        del os.environ[_TUNABLES]
 
 
 class StopRequest:
