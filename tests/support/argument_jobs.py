@@ -69,6 +69,11 @@ def refusal(rank: int, wrong: str) -> str:
             pipeline(stages, schedule, rank, tied=[{0: "twice", 1: "twice"}] if rank else [])
         elif wrong == "rows":
             pipeline(stages, schedule, rank).step(torch.ones(8, WIDTH), torch.ones(2, WIDTH))
+        elif wrong == "recompute":
+            blocks = nn.Sequential(*block_stages(2 + rank))
+            with Pipeline({rank: blocks}, schedule, mse, recompute=3) as pipe:
+                pipe.step(*batch(4))  # one stage has fewer
+            Pipeline({rank: blocks}, schedule, mse, recompute=4)
     except FullboreError as error:
         return str(error)
     return "no error"

@@ -30,6 +30,7 @@ __all__ = [
     "Restored",
     "blocks_of",
     "is_recomputed_whole",
+    "most_blocks",
     "recomputation_of",
     "where_placed",
 ]
@@ -291,8 +292,18 @@ def is_recomputed_whole(stage: nn.Module, recompute: Recompute) -> bool:
     return recompute not in ("none", 0) and _chosen_blocks(stage, recompute) is None
 
 
+def most_blocks(stages: Iterable[nn.Module]) -> int:
+    """How many blocks the largest of some stages has that can be recomputed by themselves."""
+    return max((len(_hooked_blocks(stage) or ()) for stage in stages), default=0)
+
+
 def _chosen_blocks(stage: nn.Module, recompute: Recompute) -> list[nn.Module] | None:
-    blocks = None if recompute == "full" else blocks_of(stage)
+    blocks = None if recompute == "full" else _hooked_blocks(stage)
+    return None if blocks is None else blocks[: int(recompute)]
+
+
+def _hooked_blocks(stage: nn.Module) -> list[nn.Module] | None:
+    blocks = blocks_of(stage)
     if blocks is None or any(block._compiled_call_impl is not None for block in blocks):
         return None  # the hooks of compiled blocks are compiled with them
-    return blocks[: int(recompute)]
+    return blocks
