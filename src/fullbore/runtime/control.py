@@ -181,11 +181,14 @@ class PeerLostError(RuntimeError):
         self.peers = peers
 
 
+_OF_GLOO = ("gloo", "pair closure")  # its source files, mostly; not where a wait ran out before
+
+
 def is_of_a_connection(error: BaseException) -> bool:
     """Whether gloo or NCCL lost a connection, and not the code of a stage something else."""
     if isinstance(error, dist.DistError | PeerLostError):
         return True
-    return type(error) is RuntimeError and "gloo" in str(error)
+    return type(error) is RuntimeError and any(mark in str(error) for mark in _OF_GLOO)
 
 
 _OnePosted = tuple[int, dist.Work]  # with the number of the rank at its other end

@@ -103,7 +103,8 @@ class Life:
             flight = replace(flight, still_s=self._watchdog.still_s())
         suspects = self._suspects(error, phase)
         if suspects:
-            flight = _waiting_for(suspects, flight)
+            if isinstance(error, PeerLostError) or phase != RUNNING:
+                flight = _waiting_for(suspects, flight)
             verdict = self._witness.explain(flight, suspects=suspects)
         else:
             verdict = self._witness.report(
