@@ -326,8 +326,9 @@ def _end_of_chain(rank: int, answers: dict[int, Flight]) -> int:
 
 
 def _is_late(flight: Flight) -> bool:
-    """Whether what went wrong is that a wait took too long."""
-    return "timed out" in (flight.error or "").lower()
+    """Whether what went wrong is that a wait took too long, or one before it in the same group."""
+    error = (flight.error or "").lower()
+    return "timed out" in error or "timeout caused" in error
 
 
 def _got(answers: dict[int, Flight], rank: int) -> Mapping[int, str]:
