@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from fullbore.runtime import wake_on_time
+from fullbore.train.launch import end_with_parent
 
 Job = Callable[[int, Any], Any]
 
@@ -33,6 +34,7 @@ def run(ranks: int, job: Job, setting: Any) -> list[Any]:
 
 
 def _on_rank(rank: int, ranks: int, job: Job, setting: Any, folder: str) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     wake_on_time()
     store = dist.FileStore(str(Path(folder) / "store"), ranks)

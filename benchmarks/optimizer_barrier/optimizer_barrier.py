@@ -32,6 +32,7 @@ from fullbore.ir import Action, Kind, Placement, Program, Schedule
 from fullbore.runtime import Pipeline, PostValidatedOptimizer, Validated, paced_loss, wake_on_time
 from fullbore.sim import simulate
 from fullbore.timeline import summarize
+from fullbore.train.launch import end_with_parent
 from fullbore.verify import check
 
 WIDTH = 64
@@ -125,6 +126,7 @@ class PacedSplit(nn.Module):
 
 def run(rank: int, setting: Setting, store: str, told: str) -> None:
     """One rank: both ways in turn."""
+    end_with_parent()
     torch.set_num_threads(1)
     wake_on_time()
     dist.init_process_group(

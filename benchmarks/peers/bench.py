@@ -22,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fullbore.train.launch import end_with_parent
+
 Job = Callable[..., Any]
 
 GROUP_TIMEOUT_S = 4.0  # what gloo waits for a peer; 30 minutes unless asked otherwise
@@ -30,7 +32,10 @@ CASE_LIMIT_S = 20.0
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "torch.distributed.pipelining", "torch.distributed.fsdp", "torch._dynamo", "sympy"]
+    [
+        *("torch", "torch.distributed.pipelining", "torch.distributed.fsdp", "torch._dynamo"),
+        *("sympy", "fullbore.train.launch"),
+    ]
 )
 
 
@@ -136,6 +141,7 @@ def _read(reader: Connection, process: Any, said: Path) -> Outcome:
 def _on_rank(
     job: Job, rank: int, ranks: int, folder: Path, writer: Connection, args: tuple[Any, ...]
 ) -> None:
+    end_with_parent()
     _keep_quiet(folder / f"said{rank}")
     torch.set_num_threads(1)
     begun_s = time.monotonic()

@@ -23,6 +23,7 @@ from torch import nn
 
 from fullbore import schedules
 from fullbore.runtime import Pipeline
+from fullbore.train.launch import end_with_parent
 
 
 class Block(nn.Module):
@@ -41,6 +42,7 @@ class Block(nn.Module):
 
 def run_rank(rank: int, given: argparse.Namespace, store: str, result: str) -> None:
     """One process: both pipelines over the same modules, in turn."""
+    end_with_parent()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,15 @@ from command_runs import FULLBORE, PATIENCE_S, ranks_of
 from tiny_text import write_model, write_text
 
 from fullbore import schedules
+from fullbore.cli import compare_run
 from fullbore.cost import Costs
+from fullbore.errors import CostsError
 
 pytest.importorskip("torch")
+
+import comparisons
+
+from fullbore.train.comparison import Handover
 
 # -- refusals --------------------------------------------------------------------------------------
 
@@ -110,6 +117,21 @@ def test_it_starts_its_ranks_itself(fullbore, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     ran = fullbore(*PACED)
     assert ran.status == 2 and "without torchrun" in ran.err
+
+
+def test_a_prediction_that_fails_costs_no_measurement(tmp_path, monkeypatch, capsys):
+    def measured(job: object, handover: Path) -> None:
+        Handover(handover).put(comparisons.TRAINED, comparisons.measurement("1f1b", 2, 4))
+
+    monkeypatch.delattr("fullbore.compare.outcome.simulate")
+    monkeypatch.setattr(compare_run, "_launch", measured)
+    job: Any = SimpleNamespace(schedules=["one"])
+    with pytest.raises(CostsError, match=r"in the report, but .*: 1f1b: NameError"):
+        compare_run.run(job, tmp_path / "out", as_json=False)
+    assert "1f1b" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "out" / "report.json").read_text())["schedules"]
+    assert row["measured"]["step_s"] > 0 and row["predicted"] is None
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 # -- runs ------------------------------------------------------------------------------------------

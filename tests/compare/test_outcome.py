@@ -71,6 +71,16 @@ def test_nothing_measured_is_refused():
         assess(replace(measurement("gpipe", 2, 4), timelines=(), step_s=()), TRAINED)
 
 
+def test_what_cannot_be_predicted_is_still_measured(monkeypatch):
+    monkeypatch.delattr("fullbore.compare.outcome.simulate")
+    found = measurement("gpipe", 2, 4)
+    outcome = assess(found, TRAINED)
+    assert outcome.problem is not None and outcome.problem.startswith("NameError: ")
+    assert outcome.predicted is None and outcome.costs is None
+    assert outcome.measured.timeline is found.timelines[1]
+    assert outcome.measured.step_s == found.median_step_s
+
+
 @pytest.mark.parametrize(
     ("changes", "warns"),
     [({}, False), ({"ranks": 4}, True), ({"ranks": 4, "device": "H100"}, False)],

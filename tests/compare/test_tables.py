@@ -138,6 +138,28 @@ def test_the_page_has_both_panels_of_each_schedule_and_says_how():
     assert "by up to" in text
 
 
+def test_a_schedule_without_a_prediction_has_its_measured_half():
+    gpipe, whole = outcomes(TRAINED, "gpipe", "1f1b")
+    found = [gpipe, replace(whole, costs=None, predicted=None, problem="CostsError: no")]
+    row = rows(found)[1]
+    assert str(row.step).endswith(" / – s") and row.peak.predicted == "–"
+    assert row.bubble.cells[0].endswith(" %") and row.bubble.cells[1] == "–"
+    assert stage_costs(found)[1] == ("–",) * 4
+    text = page(TRAINED, found)
+    assert "<h2>1f1b, measured</h2>" in text and "<h2>1f1b, predicted</h2>" not in text
+    assert "1f1b could not be predicted: CostsError: no." in text
+    first, second = json.loads(to_json(document(TRAINED, found)))["schedules"]
+    assert first["problem"] is None and first["measured"].keys() == second["measured"].keys()
+    assert second["predicted"] is second["costs"] is second["costs_file"] is None
+    assert second["problem"] == "CostsError: no"
+
+
+def test_a_loss_that_is_no_number_is_null_in_the_document():
+    found = outcomes(TRAINED, "gpipe", held_out_after=float("nan"), losses=(2.5, float("inf")))
+    (row,) = json.loads(to_json(document(TRAINED, found)))["schedules"]
+    assert row["held_out_loss_after"] is None and row["losses"] == [2.5, None]
+
+
 def test_losses_that_differ_are_told_apart():
     found = outcomes(TRAINED, "gpipe") + outcomes(TRAINED, "1f1b", losses=(2.5, 2.25, 2.002))
     assert "at most 1.0e-03 (relative) apart" in page(TRAINED, found)

@@ -125,6 +125,9 @@ def test_what_one_rank_gets_wrong_every_rank_refuses() -> None:
         ("reduction", "different values of reduction"),
         ("record", "different values of record"),
         ("tied", "different tied weights"),
+        ("sparse", "of step 2: PipelineError: a tensor of layout"),
+        ("lambda", "of step 2: PipelineError: a stage's output holds what cannot be sent"),
+        ("recompute", 'no stage has more than 3 blocks: the nearest legal values are 3 and "full"'),
         ("rows", "the inputs have 8 rows along dimension 0, the targets 2"),
     ):
         for error in run_ranks(jobs.refusal, 2, wrong):

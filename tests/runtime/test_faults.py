@@ -111,6 +111,14 @@ def test_a_rank_that_is_lost_in_any_action_is_named_in_time(how: str, tmp_path: 
     }
 
 
+def test_a_rank_that_is_lost_before_its_receives_are_posted_is_named(tmp_path: Path) -> None:
+    """Whoever posts them has to do with another rank first, which is not to blame."""
+    victims = (1, 3)
+    groups = [Group(jobs.lost_before_receives, (v, tmp_path / str(v)), 4) for v in victims]
+    for victim, outcomes in zip(victims, together(groups), strict=True):
+        assert_told(outcomes, victim, "killed", "nothing yet")
+
+
 def assert_told(outcomes: list[Outcome], victim: int, how: str, where: str) -> list[str]:
     """Every survivor tells the same in time, and names the victim; returns the lines of it."""
     assert outcomes[victim].died == -9, outcomes

@@ -38,6 +38,20 @@ class Grows(nn.Module):
         return self.inner(x).repeat(self.calls // 3 + 1, 1)
 
 
+class Keeps(nn.Module):
+    """Keeps a sparse matrix, and in its second step gives something else than dense tensors."""
+
+    def __init__(self, odd: Any) -> None:
+        super().__init__()
+        self.inner, self.odd, self.calls = nn.Linear(WIDTH, WIDTH), odd, 0
+        self.register_buffer("eye", torch.eye(WIDTH).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        y = torch.sparse.mm(self.eye, self.inner(x).t()).t()
+        return y if self.calls <= 2 else self.odd(y)
+
+
 def refusal(rank: int, wrong: str) -> str:
     """The error of a pipeline that is wrong in one way."""
     stages: list[nn.Module] = list(block_stages(3))
@@ -69,6 +83,17 @@ def refusal(rank: int, wrong: str) -> str:
             pipeline(stages, schedule, rank, tied=[{0: "twice", 1: "twice"}] if rank else [])
         elif wrong == "rows":
             pipeline(stages, schedule, rank).step(torch.ones(8, WIDTH), torch.ones(2, WIDTH))
+        elif wrong in ("sparse", "lambda"):
+            odd = {"sparse": lambda y: (y.to_sparse(),), "lambda": lambda y: (y, lambda: y)}
+            stages[0] = Keeps(odd[wrong])
+            pipe = pipeline(stages, schedule, rank, lambda o, t: o.sum())
+            for _ in range(2):
+                pipe.step(*batch(2))
+        elif wrong == "recompute":
+            blocks = nn.Sequential(*block_stages(2 + rank))
+            with Pipeline({rank: blocks}, schedule, mse, recompute=3) as pipe:
+                pipe.step(*batch(4))  # one stage has fewer
+            Pipeline({rank: blocks}, schedule, mse, recompute=4)
     except FullboreError as error:
         return str(error)
     return "no error"

@@ -223,6 +223,24 @@ def struck(
     return {"error": str(error), "after_s": over_s - struck_s}
 
 
+def lost_before_receives(rank: int, victim: int, note: Path) -> dict[str, Any]:
+    """A rank is killed once all have agreed on the step, before the others post its receives."""
+    stand = Stand(rank, ("1f1b", 5, None), 4)
+    stand.pipe.step(*stand.batch)
+    expect = OutgoingLink.expect
+
+    def late(self: OutgoingLink, *args: Any, **kwargs: Any) -> None:
+        if rank == victim:
+            note.write_text(json.dumps(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.3)  # for each of two links, so that the connections to it have broken
+        expect(self, *args, **kwargs)
+
+    OutgoingLink.expect = late  # type: ignore[method-assign]
+    error = stand.step()
+    return {"error": str(error), "after_s": time.monotonic() - json.loads(note.read_text())}
+
+
 def stalls(rank: int, how: str, gate: Path, processes: int) -> dict[str, Any]:
     """A rank is stopped, or sleeps in its stage, for longer than the watchdog likes."""
     heard: list[str] = []

@@ -23,8 +23,8 @@ def _ends(rank: int) -> tuple[CpuSide, dist.Store, OutgoingLink | IncomingLink]:
         dist.PrefixStore("a link", store), rank=rank, size=2, timeout=timedelta(seconds=30)
     )
     if rank == 0:
-        return side, store, OutgoingLink(group=group, peer=1, side=side)
-    return side, store, IncomingLink(group=group, peer=0, side=side)
+        return side, store, OutgoingLink(group=group, peer=1, number=1, side=side)
+    return side, store, IncomingLink(group=group, peer=0, number=0, side=side)
 
 
 def _wait_until(condition: object, limit_s: float = 20.0) -> bool:

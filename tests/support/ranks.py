@@ -21,9 +21,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fullbore.train.launch import end_with_parent
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch._dynamo", "fullbore.runtime", "numba"]
+    [
+        *("torch", "torch.distributed", "torch._dynamo", "numba"),
+        *("fullbore.runtime", "fullbore.train.launch"),
+    ]
 )
 
 
@@ -124,6 +129,7 @@ def _one_rank(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     outcome = Outcome()
     try:

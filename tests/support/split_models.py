@@ -68,6 +68,21 @@ class Direct(nn.Module):
         return functional.linear(y, self.weight, self.frozen)[:, 0]
 
 
+class ChangesInPlace(nn.Module):
+    """What a product gives is changed in place, as an activation function may: in 2-D and 3-D."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.act = nn.LeakyReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(self.two(self.act(self.one(x))[:, None]))
+        y = self.three(y)
+        y += x[:, None]
+        return y[:, 0]
+
+
 class Odd(nn.Module):
     """Products in forms that are not caught: views of weights, @, einsum, a bias that is made."""
 
@@ -223,6 +238,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt": Gpt,
     "attends": Attends,
     "direct": Direct,
+    "in-place": ChangesInPlace,
     "odd": Odd,
     "tied": TiedInside,
     "twisted": Twisted,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("torch")
@@ -17,6 +20,19 @@ from fullbore.runtime import DIED
 from fullbore.train.launch import launch_ranks
 
 _PATIENCE_S = 50.0
+_PARENT = """
+import multiprocessing, time
+from fullbore.train.launch import end_with_parent
+
+def child():
+    end_with_parent()
+    time.sleep(60)
+
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+print(process.pid, flush=True)
+process.join()
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -62,3 +78,16 @@ def test_ranks_that_miss_one_after_a_signal_do_not_call_it_a_failure(
     threading.Thread(target=strike).start()
     with pytest.raises(raised):
         launch_ranks(_tells, tmp_path, told, ranks=1)
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    command = [sys.executable, "-c", _PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    try:
+        child.wait(timeout=10)
+    finally:
+        if child.is_running():
+            child.kill()

@@ -56,7 +56,11 @@ def test_metrics_are_one_object_a_line_and_go_on_after_a_resume(
     folder: Path, tmp_path: Path
 ) -> None:
     run(folder, save=tmp_path)
-    run(folder, save=tmp_path, load=tmp_path, train_iters=4, eval_interval=None)
+    again = {"train_iters": 4, "eval_interval": None}
+    said = run(folder, save=tmp_path, load=tmp_path, **again)
+    assert "resumed after step 3" in said
+    assert "so not with the identical trajectory: --train-iters 4 (was 3)" in said
+    assert "otherwise" not in run(folder, save=tmp_path, load=tmp_path, recompute=1, **again)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]

@@ -224,6 +224,21 @@ def test_more_positions_than_the_model_has_are_refused(folder: Path) -> None:
         make_plan(jobs.settings_for(folder, seq_length=most + 1), folder / "model")
 
 
+def test_more_layers_than_a_stage_has_are_not_recomputed_in_silence(folder: Path) -> None:
+    """Of four layers the second of two stages has the head, and fewer."""
+
+    def plan(**asked: Any) -> None:
+        make_plan(jobs.settings_for(folder, stage_layers="3,1", **asked), folder / "model")
+
+    two = {"pipeline_model_parallel_size": 2}
+    plan(recompute=3, **two)
+    with pytest.raises(ConfigError, match=r"--recompute is 4, .* legal value is 3; for all "):
+        plan(recompute=4, **two)
+    block = {"recompute_granularity": "full", "recompute_method": "block"}
+    with pytest.raises(ConfigError, match=r"--recompute-num-layers is 9, .*method uniform"):
+        plan(recompute_num_layers=9, **block, **two)
+
+
 @pytest.mark.parametrize("barrier", [True, False])
 def test_a_loss_that_is_no_number_stops_the_run_before_it_spreads(
     folder: Path, barrier: bool

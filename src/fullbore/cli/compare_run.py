@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from fullbore.cli.output import print_json, table, to_json, write
 from fullbore.cli.place import place_here
-from fullbore.errors import ConfigError
+from fullbore.errors import ConfigError, CostsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fullbore.compare import Measurement, Outcome, Setting
+    from fullbore.compare import Outcome, Setting
     from fullbore.train.comparison import Job
 
 __all__ = ["run"]
@@ -37,9 +38,21 @@ def run(job: Job, output: Path, *, as_json: bool) -> None:
         try:
             _launch(job, Path(folder))
         finally:
-            complete = _report(job, Path(folder), output, as_json=as_json)
-    if not complete:
+            reported = _report(job, Path(folder), output, as_json=as_json)
+    if reported.problems:
+        raise CostsError(
+            "measured, and in the report, but not to be predicted: " + "; ".join(reported.problems)
+        )
+    if not reported.whole:
         raise typer.Exit(_INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reported:
+    """whole: whether all that was asked for was measured. problems: why some was not predicted."""
+
+    whole: bool
+    problems: tuple[str, ...]
 
 
 def _launch(job: Job, handover: Path) -> None:
@@ -72,40 +85,46 @@ def _be_rank(job: Job, handover: Path) -> None:
             watcher.close()
 
 
-def _report(job: Job, handover: Path, output: Path, *, as_json: bool) -> bool:
-    """Write and print what was measured; whether that is all that was asked for."""
+def _report(job: Job, handover: Path, output: Path, *, as_json: bool) -> _Reported:
+    """Write and print what was measured."""
+    from fullbore.compare import assess
     from fullbore.train.comparison import Handover
 
     setting, measurements = Handover(handover).take()
     whole = len(measurements) == len(job.schedules) and all(m.complete for m in measurements)
     if setting is None:
         typer.echo("fullbore: ended before a step was measured; nothing was written", err=True)
-        return whole
-    document, outcomes = _write(setting, measurements, output)
-    if as_json:
-        print_json(document)
-    else:
-        _print(setting, outcomes, output)
+        return _Reported(whole=whole, problems=())
+    outcomes = [assess(measurement, setting) for measurement in measurements]
+    try:
+        _write(setting, outcomes, output)
+    finally:  # what was measured is told also where it cannot be written
+        _tell(setting, outcomes, output, as_json=as_json)
     if not whole:
         ran = ", ".join(measurement.label for measurement in measurements)
         typer.echo(f"fullbore: ended early; the report holds {ran}", err=True)
-    return whole
+    told = tuple(f"{o.measurement.label}: {o.problem}" for o in outcomes if o.problem is not None)
+    return _Reported(whole=whole, problems=told)
 
 
-def _write(
-    setting: Setting, measurements: Sequence[Measurement], output: Path
-) -> tuple[dict[str, Any], list[Outcome]]:
-    from fullbore.compare import assess
+def _write(setting: Setting, outcomes: Sequence[Outcome], output: Path) -> None:
     from fullbore.compare.document import costs_file, document
     from fullbore.compare.page import page
 
-    outcomes = [assess(measurement, setting) for measurement in measurements]
+    write(output / "report.json", to_json(document(setting, outcomes)))
     for outcome in outcomes:
-        outcome.costs.save(output / costs_file(outcome))
-    written = document(setting, outcomes)
-    write(output / "report.json", to_json(written))
+        if outcome.costs is not None:
+            outcome.costs.save(output / costs_file(outcome))
     write(output / "report.html", page(setting, outcomes))
-    return written, outcomes
+
+
+def _tell(setting: Setting, outcomes: Sequence[Outcome], output: Path, *, as_json: bool) -> None:
+    from fullbore.compare.document import document
+
+    if as_json:
+        print_json(document(setting, outcomes))
+    else:
+        _print(setting, outcomes, output)
 
 
 def _print(setting: Setting, outcomes: Sequence[Outcome], output: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,10 +59,11 @@ def _schedule(outcome: Outcome, first: Outcome) -> dict[str, Any]:
         "stage_to_rank": list(schedule.placement.stage_to_rank),
         "complete": measurement.complete,
         "measured": _figures(outcome.measured),
-        "predicted": _figures(outcome.predicted),
-        "losses": list(measurement.losses),
-        "held_out_loss_before": measurement.held_out_before,
-        "held_out_loss_after": measurement.held_out_after,
+        "predicted": outcome.predicted and _figures(outcome.predicted),
+        "problem": outcome.problem,
+        "losses": [_number(loss) for loss in measurement.losses],
+        "held_out_loss_before": _number(measurement.held_out_before),
+        "held_out_loss_after": _number(measurement.held_out_after),
         "change_percent": outcome.change(first) * 100,
         "steps": [
             {
@@ -71,9 +73,14 @@ def _schedule(outcome: Outcome, first: Outcome) -> dict[str, Any]:
             }
             for timeline, step_s in zip(measurement.timelines, measurement.step_s, strict=True)
         ],
-        "costs": outcome.costs.model_dump(exclude_none=True, mode="json"),
-        "costs_file": costs_file(outcome),
+        "costs": outcome.costs and outcome.costs.model_dump(exclude_none=True, mode="json"),
+        "costs_file": outcome.costs and costs_file(outcome),
     }
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no word for what is not a number."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _figures(figures: Figures) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fullbore.compare.measurement import Measurement, Setting
 from fullbore.cost import Costs
 from fullbore.cost.measured import costs_of
+from fullbore.errors import CostsError
 from fullbore.passes import insert_communication
 from fullbore.sim import simulate
 from fullbore.timeline import Curve, Summary, Timeline, live_curves, summarize
@@ -31,12 +32,22 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One schedule: how it was measured, what its actions cost, and both sides' figures."""
+    """One schedule: how it was measured, what its actions cost, and both sides' figures.
+
+    costs, predicted: None where there is no prediction, for which problem says why.
+    """
 
     measurement: Measurement
-    costs: Costs
     measured: Figures
-    predicted: Figures
+    costs: Costs | None = None
+    predicted: Figures | None = None
+    problem: str | None = None
+
+    @property
+    def sides(self) -> tuple[tuple[str, Figures], ...]:
+        """What there is, by name, the prediction first."""
+        predicted = () if self.predicted is None else (("predicted", self.predicted),)
+        return *predicted, ("measured", self.measured)
 
     def curves(self, figures: Figures) -> tuple[Curve, ...]:
         """Live activations of one side over time, in bytes where those are known."""
@@ -51,12 +62,31 @@ def assess(measurement: Measurement, setting: Setting) -> Outcome:
     """Predict a measured schedule from its own per-stage times, hop and host overhead.
 
     Measured figures are those of the step with the median makespan. The predicted step is the
-    simulated makespan and the measured rest. Raises CostsError where nothing was measured.
+    simulated makespan and the measured rest. What was measured stands whatever becomes of the
+    prediction. Raises CostsError where nothing was measured.
     """
-    schedule = measurement.schedule
-    costs = costs_of(
+    if not measurement.timelines:
+        raise CostsError("no step was measured: costs need at least one timeline")
+    measured = _figures(
+        measurement.typical,
+        measurement,
+        setting,
+        step_s=measurement.median_step_s,
+        peaks=_measured_peaks(measurement),
+    )
+    try:
+        costs = _costs(measurement, setting)
+        predicted = _predicted(measurement, setting, costs)
+    except Exception as error:  # a step that took minutes must not be lost to whatever it is
+        problem = f"{type(error).__name__}: {error}"
+        return Outcome(measurement=measurement, measured=measured, problem=problem)
+    return Outcome(measurement=measurement, measured=measured, costs=costs, predicted=predicted)
+
+
+def _costs(measurement: Measurement, setting: Setting) -> Costs:
+    return costs_of(
         measurement.timelines,
-        schedule,
+        measurement.schedule,
         activation_bytes=measurement.stage_activation_bytes,
         input_grad_held_bytes=measurement.stage_held_bytes,
         recompute_input_bytes=measurement.stage_input_bytes,
@@ -64,26 +94,18 @@ def assess(measurement: Measurement, setting: Setting) -> Outcome:
         message_bytes=setting.message_bytes,
         overlap=setting.overlap,
     )
-    simulated = simulate(insert_communication(schedule), costs, overlap=setting.overlap)
-    predicted_peaks = tuple(curve.peak for curve in _curves(simulated, measurement))
-    peaks = _measured_peaks(measurement)
-    return Outcome(
-        measurement=measurement,
-        costs=costs,
-        measured=_figures(
-            measurement.typical,
-            measurement,
-            setting,
-            step_s=measurement.median_step_s,
-            peaks=None if peaks is None else tuple(map(float, peaks)),
-        ),
-        predicted=_figures(
-            simulated,
-            measurement,
-            setting,
-            step_s=simulated.makespan_s + measurement.rest_s,
-            peaks=None if peaks is None else predicted_peaks,
-        ),
+
+
+def _predicted(measurement: Measurement, setting: Setting, costs: Costs) -> Figures:
+    program = insert_communication(measurement.schedule)
+    simulated = simulate(program, costs, overlap=setting.overlap)
+    peaks = tuple(curve.peak for curve in _curves(simulated, measurement))
+    return _figures(
+        simulated,
+        measurement,
+        setting,
+        step_s=simulated.makespan_s + measurement.rest_s,
+        peaks=None if measurement.peak_activation_bytes is None else peaks,
     )
 
 
@@ -107,8 +129,9 @@ def _figures(
 
 def _measured_peaks(measurement: Measurement) -> tuple[float, ...] | None:
     """[P]; where activations leave for the host, copies under way included, as in predictions."""
-    if measurement.peak_activation_bytes is None or measurement.stage_offload_bytes is None:
-        return measurement.peak_activation_bytes
+    peaks = measurement.peak_activation_bytes
+    if peaks is None or measurement.stage_offload_bytes is None:
+        return None if peaks is None else tuple(map(float, peaks))
     return tuple(curve.peak for curve in _curves(measurement.typical, measurement))
 
 

@@ -44,6 +44,11 @@ def _notes(setting: Setting, outcomes: Sequence[Outcome]) -> list[str]:
     stopped = [o.measurement.label for o in outcomes if not o.measurement.complete]
     if stopped:
         notes.append(f"Stopped early: {', '.join(stopped)} ran fewer steps than asked.")
+    notes += [
+        f"Warning: {outcome.measurement.label} could not be predicted: {outcome.problem}."
+        for outcome in outcomes
+        if outcome.problem is not None
+    ]
     notes.append(f"{headline(setting)}.")
     if setting.training is not None:
         notes.append(f"{setting.training.text}.")
@@ -208,11 +213,8 @@ def _how_change(outcomes: Sequence[Outcome]) -> str:
 # -- charts -------------------------------------------------------------------------------------
 
 
-def _panels(outcome: Outcome) -> tuple[Panel, Panel]:
-    return (
-        _panel(outcome, outcome.predicted, "predicted"),
-        _panel(outcome, outcome.measured, "measured"),
-    )
+def _panels(outcome: Outcome) -> list[Panel]:
+    return [_panel(outcome, figures, side) for side, figures in outcome.sides]
 
 
 def _panel(outcome: Outcome, figures: Figures, side: str) -> Panel:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fullbore.compare.measurement import Setting
 from fullbore.compare.outcome import Figures, Outcome
+from fullbore.cost import Costs
 from fullbore.view.units import TimeUnit, byte_unit, plain, time_unit
 
 __all__ = [
@@ -30,7 +31,10 @@ _DIGITS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A measured figure and its prediction in one unit, as text without the unit."""
+    """A measured figure and its prediction in one unit, as text without the unit.
+
+    predicted: `NONE` where there is no prediction.
+    """
 
     measured: str
     predicted: str
@@ -42,7 +46,8 @@ class Pair:
     @property
     def cells(self) -> tuple[str, str]:
         """Both with the unit."""
-        return f"{self.measured} {self.unit}".rstrip(), f"{self.predicted} {self.unit}".rstrip()
+        predicted = NONE if self.predicted == NONE else f"{self.predicted} {self.unit}".rstrip()
+        return f"{self.measured} {self.unit}".rstrip(), predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +117,10 @@ def peaks_by_rank(outcomes: Sequence[Outcome]) -> list[list[Pair]]:
         [
             Pair(
                 measured=plain(m / size, digits=_DIGITS),
-                predicted=plain(p / size, digits=_DIGITS),
+                predicted=NONE if p is None else plain(p / size, digits=_DIGITS),
                 unit=symbol,
             )
-            for m, p in zip(_peaks(outcome.measured), _peaks(outcome.predicted), strict=True)
+            for m, p in zip(_peaks(outcome.measured), _predicted_peaks(outcome), strict=True)
         ]
         for outcome in outcomes
     ]
@@ -123,21 +128,24 @@ def peaks_by_rank(outcomes: Sequence[Outcome]) -> list[list[Pair]]:
 
 def stage_costs(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
     """What each prediction was made from: forward and backward of each stage, hop, host time."""
-    longest_s = max(stage.backward_s for o in outcomes for stage in o.costs.stages)
-    unit = time_unit(longest_s)
+    known = [outcome.costs for outcome in outcomes if outcome.costs is not None]
+    times_s = [stage.backward_s for costs in known for stage in costs.stages]
+    unit = time_unit(max(times_s, default=1.0))
 
     def listed(values_s: Iterable[float]) -> str:
         return _listed([unit.number(v, digits=_DIGITS) for v in values_s], unit.symbol)
 
-    return [
-        (
-            listed(stage.forward_s for stage in outcome.costs.stages),
-            listed(stage.backward_s for stage in outcome.costs.stages),
-            duration(outcome.costs.hop_s),
-            duration(outcome.costs.overhead_s),
+    def cells(costs: Costs | None) -> tuple[str, ...]:
+        if costs is None:
+            return (NONE,) * 4
+        return (
+            listed(stage.forward_s for stage in costs.stages),
+            listed(stage.backward_s for stage in costs.stages),
+            duration(costs.hop_s),
+            duration(costs.overhead_s),
         )
-        for outcome in outcomes
-    ]
+
+    return [cells(outcome.costs) for outcome in outcomes]
 
 
 def _listed(values: Sequence[str], unit: str) -> str:
@@ -165,13 +173,15 @@ def _row(outcome: Outcome, first: Outcome, *, peak: Pair, step_unit: TimeUnit) -
         schedule=measurement.label,
         bubble=Pair(
             measured=percent(measured.summary.bubble_fraction),
-            predicted=percent(predicted.summary.bubble_fraction),
+            predicted=NONE if predicted is None else percent(predicted.summary.bubble_fraction),
             unit="%",
         ),
         peak=peak,
         step=Pair(
             measured=step_unit.number(measured.step_s, digits=_DIGITS),
-            predicted=step_unit.number(predicted.step_s, digits=_DIGITS),
+            predicted=NONE
+            if predicted is None
+            else step_unit.number(predicted.step_s, digits=_DIGITS),
             unit=step_unit.symbol,
         ),
         mfu=NONE if measured.mfu is None else f"{percent(measured.mfu)} %",
@@ -195,6 +205,12 @@ def _held_out(before: float | None, after: float | None) -> str:
     if before is None:
         return NONE
     return f"{before:.3f} → {NONE if after is None else f'{after:.3f}'}"
+
+
+def _predicted_peaks(outcome: Outcome) -> Sequence[float | None]:
+    if outcome.predicted is None:
+        return [None] * len(_peaks(outcome.measured))
+    return _peaks(outcome.predicted)
 
 
 def _peaks(figures: Figures) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ from fullbore.ir import Kind, Schedule
 from fullbore.runtime.argument_kinds import is_duration, objection_to_kinds
 from fullbore.runtime.file_host import try_folder
 from fullbore.runtime.meeting import Patience, Said
-from fullbore.runtime.recompute import is_recomputed_whole, where_placed
+from fullbore.runtime.recompute import is_recomputed_whole, most_blocks, where_placed
 from fullbore.runtime.sharded import is_sharded, objection_to_shards
 from fullbore.runtime.slices import takes_carry
 from fullbore.runtime.tied import find_copies
@@ -134,7 +134,13 @@ def judge(given: Arguments) -> Judgement:
     said = Said(objection=None, common={}, place=given.rendezvous.rank)
     try:
         _check(given)
-        said = replace(said, common=_common(given), weights=_weights(given.stages))
+        said = replace(
+            said,
+            common=_common(given),
+            weights=_weights(given.stages),
+            recompute=_blocks_asked(given),
+            blocks=most_blocks(given.stages.values()),
+        )
     except FullboreError as found:
         error = found
     except Exception as found:  # the others wait for this rank's word, whatever it ran into
@@ -180,6 +186,12 @@ def _weights(stages: Mapping[int, nn.Module]) -> str:
         for name, weight in module.named_parameters()
     ]
     return hashlib.sha256(repr(listed).encode()).hexdigest()
+
+
+def _blocks_asked(given: Arguments) -> int:
+    """How many blocks of a stage are to be recomputed, 0 where that is not said in blocks."""
+    recompute = given.values["recompute"]
+    return recompute if isinstance(recompute, int) else 0
 
 
 def _check(given: Arguments) -> None:

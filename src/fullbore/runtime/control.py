@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fullbore.runtime.device import CpuSide
 
-__all__ = ["Control", "PeerLostError"]
+__all__ = ["Control", "PeerLostError", "is_of_a_connection"]
 
 # Tags keep apart what ranks that call different methods say to one another: if messages of unlike
 # sizes met, gloo would end the process. So ranks wait, and are told who waits for whom, and where.
@@ -179,6 +179,16 @@ class PeerLostError(RuntimeError):
     def __init__(self, peers: Sequence[int], cause: str) -> None:
         super().__init__(cause)
         self.peers = peers
+
+
+_OF_GLOO = ("gloo", "pair closure")  # its source files, mostly; not where a wait ran out before
+
+
+def is_of_a_connection(error: BaseException) -> bool:
+    """Whether gloo or NCCL lost a connection, and not the code of a stage something else."""
+    if isinstance(error, dist.DistError | PeerLostError):
+        return True
+    return type(error) is RuntimeError and any(mark in str(error) for mark in _OF_GLOO)
 
 
 _OnePosted = tuple[int, dist.Work]  # with the number of the rank at its other end

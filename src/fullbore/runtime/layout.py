@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from fullbore.errors import PipelineError
+
 __all__ = ["Layout", "TensorLayout", "flatten", "gradient_layout", "unflatten"]
 
 
@@ -75,6 +77,11 @@ class _TensorHere:
 
 
 def _describe(tensor: torch.Tensor) -> TensorLayout:
+    if tensor.layout is not torch.strided:
+        raise PipelineError(
+            f"a tensor of layout {tensor.layout} cannot go from stage to stage: make it dense, by "
+            "to_dense()"
+        )
     return TensorLayout(
         shape=tuple(tensor.shape), dtype=tensor.dtype, requires_grad=tensor.requires_grad
     )
@@ -83,7 +90,8 @@ def _describe(tensor: torch.Tensor) -> TensorLayout:
 def flatten(value: Any) -> tuple[Layout, list[torch.Tensor]]:
     """Take a stage's output apart: its layout and its tensors, in order.
 
-    value: a tensor, or tuples, lists and dicts of tensors, None and picklable Python values.
+    value: a tensor, or tuples, lists and dicts of tensors, None and picklable Python values; else
+    PipelineError.
     """
     if isinstance(value, torch.Tensor):  # the common case, without the walk
         return Layout(tensors=(_describe(value),), structure=b"", fixed=True), [value]
@@ -94,11 +102,21 @@ def flatten(value: Any) -> tuple[Layout, list[torch.Tensor]]:
     return (
         Layout(
             tensors=tuple(map(_describe, tensors)),
-            structure=pickle.dumps(pytree.tree_unflatten(marked, nest)),
+            structure=_pickled(pytree.tree_unflatten(marked, nest)),
             fixed=fixed,
         ),
         tensors,
     )
+
+
+def _pickled(nest: Any) -> bytes:
+    try:
+        return pickle.dumps(nest)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise PipelineError(
+            "a stage's output holds what cannot be sent to the next one; give tensors, and Python "
+            f"values that can be pickled: {error}"
+        ) from error
 
 
 def unflatten(layout: Layout, tensors: Sequence[torch.Tensor]) -> Any:

@@ -10,11 +10,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import torch.distributed as dist
-
 from fullbore.errors import RankError
-from fullbore.ir import COMMUNICATION_KINDS, Action, Kind
-from fullbore.runtime.control import PeerLostError
+from fullbore.ir import Action
+from fullbore.runtime.control import PeerLostError, is_of_a_connection
 from fullbore.runtime.executor import Executor
 from fullbore.runtime.flight import Flight, program_part, source_of
 from fullbore.runtime.recorder import SpanLog
@@ -105,7 +103,8 @@ class Life:
             flight = replace(flight, still_s=self._watchdog.still_s())
         suspects = self._suspects(error, phase)
         if suspects:
-            flight = replace(flight, waits=True, waits_for=suspects[0])
+            if isinstance(error, PeerLostError) or phase != RUNNING:
+                flight = _waiting_for(suspects, flight)
             verdict = self._witness.explain(flight, suspects=suspects)
         else:
             verdict = self._witness.report(
@@ -138,21 +137,14 @@ class Life:
         """The ranks of which one must have closed a connection; none if the failure is our own."""
         if isinstance(error, PeerLostError):
             return error.peers
-        if not _is_of_a_connection(error):
+        if not is_of_a_connection(error):
             return []
+        here = self._setup.rendezvous.rank
         if phase == TYING:
-            members = {r for ranks in self._tied_ranks for r in ranks}
-            return [self._numbers[r] for r in sorted(members - {self._setup.rendezvous.rank})]
-        action = self._action() if phase == RUNNING else None
-        if action is not None and action.kind in COMMUNICATION_KINDS:
-            there = 1 if action.kind in (Kind.SEND_F, Kind.RECV_B) else -1
-            rank_of = self._setup.schedule.placement.stage_to_rank
-            return [self._numbers[rank_of[action.stage + there]]]
-        return []
-
-    def _action(self) -> Action | None:
-        executor = self.executing
-        return executor.actions[executor.at] if executor and executor.actions else None
+            members = {r for ranks in self._tied_ranks for r in ranks} - {here}
+            return [self._numbers[r] for r in sorted(members)]
+        # in a stage that talks to other ranks by itself, as one does that is sharded
+        return [r for r in self._setup.rendezvous.everyone if r != self._number]
 
     # -- being watched -------------------------------------------------------------------------
 
@@ -209,8 +201,11 @@ class Life:
         return replace(told, waits=True, waits_for=peer, owed=str(source.action))
 
 
-def _is_of_a_connection(error: BaseException) -> bool:
-    """Whether gloo or NCCL lost a connection, and not the code of a stage something else."""
-    if isinstance(error, dist.DistError):
-        return True
-    return type(error) is RuntimeError and "gloo" in str(error)
+def _waiting_for(suspects: Sequence[int], flight: Flight) -> Flight:
+    """The flight of a rank that found one of these lost, which may be while it had to do with
+    another: receives are posted ahead.
+    """
+    if flight.waits_for in suspects:
+        return replace(flight, waits=True)
+    alone = suspects[0] if len(suspects) == 1 else None
+    return replace(flight, waits=True, waits_for=alone, owed=None)

@@ -13,10 +13,12 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
+from fullbore.runtime.control import PeerLostError, is_of_a_connection
 from fullbore.runtime.device import Group, Side
 from fullbore.runtime.layout import Layout
 
@@ -30,10 +32,10 @@ Message = tuple[Layout, Tensors]
 
 
 class OutgoingLink:
-    """The sending end of the link to rank `peer`."""
+    """The sending end of the link to rank `peer`, which messages call `number`."""
 
-    def __init__(self, *, group: Group, peer: int, side: Side) -> None:
-        self.peer, self._group, self._side = peer, group, side
+    def __init__(self, *, group: Group, peer: int, number: int, side: Side) -> None:
+        self.peer, self._number, self._group, self._side = peer, number, group, side
         self._keeper = side.keeper()
 
     def expect(self, taken: Sequence[int], *, window: int) -> None:
@@ -48,19 +50,22 @@ class OutgoingLink:
         """
         works: list[dist.Work] = []
         kept: list[torch.Tensor] = []
-        with self._side.sending():
-            for tensor in tensors:
-                if tensor is not None and tensor.numel():
-                    whole = tensor.detach()
-                    if not whole.is_contiguous():
-                        whole = whole.contiguous()
-                    works.append(self._group.send([whole], RECEIVER, _TAG))
-                    kept.append(whole)
-        if blocking:
-            for work in works:
-                work.wait()
-            works = []  # gloo would wait for another message if asked again
-        self._keeper.keep(works, kept)
+        try:
+            with self._side.sending():
+                for tensor in tensors:
+                    if tensor is not None and tensor.numel():
+                        whole = tensor.detach()
+                        if not whole.is_contiguous():
+                            whole = whole.contiguous()
+                        works.append(self._group.send([whole], RECEIVER, _TAG))
+                        kept.append(whole)
+            if blocking:
+                for work in works:
+                    work.wait()
+                works = []  # gloo would wait for another message if asked again
+            self._keeper.keep(works, kept)
+        except RuntimeError as error:
+            _blame(error, self._number)
 
     def send_described(self, layout: Layout, tensors: Sequence[torch.Tensor | None]) -> None:
         """Send one message with its layout ahead of it.
@@ -95,10 +100,10 @@ def _header(layout: Layout, device: torch.device) -> list[torch.Tensor]:
 
 
 class IncomingLink:
-    """The receiving end of the link from rank `peer`."""
+    """The receiving end of the link from rank `peer`, which messages call `number`."""
 
-    def __init__(self, *, group: Group, peer: int, side: Side) -> None:
-        self.peer, self._group, self._side = peer, group, side
+    def __init__(self, *, group: Group, peer: int, number: int, side: Side) -> None:
+        self.peer, self._number, self._group, self._side = peer, number, group, side
         self._expected: deque[Layout | None] = deque()
         self._posted: deque[_Posted] = deque()
         self._window = 1
@@ -108,17 +113,23 @@ class IncomingLink:
         """Announce the messages of a step, in order (None: it describes itself)."""
         self._expected.extend(layouts)
         self._window = window
-        self._post()
+        try:
+            self._post()
+        except RuntimeError as error:
+            _blame(error, self._number)
 
     def take(self) -> Message:
         """Wait for the next message; the next receive is posted behind it."""
-        layout, tensors, works = self._posted.popleft()
-        for work in works:
-            work.wait()
-        if layout is None:
-            layout, tensors = self._take_described(tensors)
-        self._side.received(tensors)
-        self._post()
+        try:
+            layout, tensors, works = self._posted.popleft()
+            for work in works:
+                work.wait()
+            if layout is None:
+                layout, tensors = self._take_described(tensors)
+            self._side.received(tensors)
+            self._post()
+        except RuntimeError as error:
+            _blame(error, self._number)
         return layout, tensors
 
     def abort(self) -> None:
@@ -168,3 +179,10 @@ class IncomingLink:
 
 
 _Posted = tuple[Layout | None, Tensors, list[dist.Work]]
+
+
+def _blame(error: RuntimeError, number: int) -> NoReturn:
+    """Raise what broke the connection to a rank as its loss, and anything else as it is."""
+    if is_of_a_connection(error):
+        raise PeerLostError([number], str(error)) from error
+    raise error

@@ -29,13 +29,17 @@ class Said:
     """What one rank says: its objection if it has one, and what must be the same on all ranks.
 
     common: by the words that name each argument. place: the rank within its pipeline, and
-    weights: what all replicas of that rank must have alike.
+    weights: what all replicas of that rank must have alike. recompute: of how many blocks of a
+    stage, 0 where it is not said in blocks, and blocks: how many its largest stage has, 0 where
+    none are known.
     """
 
     objection: str | None
     common: Mapping[str, str]
     place: int = 0
     weights: str = ""
+    recompute: int = 0
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +120,19 @@ def _objections(told: Mapping[int, Said]) -> list[str]:
         for what in names
         if len({s.common[what] for s in told.values() if what in s.common}) > 1
     ]
-    return objections + _unlike_replicas(told)
+    return objections + _unlike_replicas(told) + _too_many_blocks(told)
+
+
+def _too_many_blocks(told: Mapping[int, Said]) -> list[str]:
+    """More blocks than any stage has would be all of them, which has a name of its own."""
+    asked = max((said.recompute for said in told.values()), default=0)
+    most = max((said.blocks for said in told.values()), default=0)
+    if asked <= most or not most or any(said.objection for said in told.values()):
+        return []
+    return [
+        f"recompute={asked}, and no stage has more than {most} blocks: the nearest legal values "
+        f'are {most} and "full"'
+    ]
 
 
 def _unlike_replicas(told: Mapping[int, Said]) -> list[str]:

@@ -73,6 +73,9 @@ def _with_copies(output: Any, ids: set[int]) -> Any:
 
 
 def _storage(tensor: torch.Tensor) -> int:
+    """0 where there is none of its own, as of a sparse tensor, which no message can be."""
+    if tensor.layout is not torch.strided:
+        return 0
     return local_part(tensor).untyped_storage().data_ptr()
 
 

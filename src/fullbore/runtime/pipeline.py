@@ -80,7 +80,7 @@ class Pipeline:
     recompute: which activations are dropped after a forward and made again for the backward:
         "none", those of each "full" stage, of the stages where the schedule has "placed" an R, or
         of the first N blocks of each stage, one at a time. A stage has blocks if it is a Sequential
-        or has one ModuleList; else it goes in full.
+        or has one ModuleList; else it goes in full. A stage of fewer than N goes block by block.
     offload_folder: where the file lies to which activations go on CPU where the schedule has an
         OFFLOAD, without a name; None: the system's folder for temporary files.
     timeout_s: how long a rank waits for another before it gives up.

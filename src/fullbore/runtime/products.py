@@ -182,7 +182,9 @@ class _Multiply(torch.autograd.Function):
         ctx.save_for_backward(_as_matrix(x), product.used_weight)
         ctx.set_materialize_grads(False)
         ctx.product = product
-        return product.kind.make(x, product.used_weight, product.used_bias)
+        output = product.kind.make(x, product.used_weight, product.used_bias)
+        # with a bias torch gives a view of a matrix, which nobody could change in place behind this
+        return output.data if output._is_view() else output
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> Any:

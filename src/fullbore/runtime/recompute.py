@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fullbore.errors import PipelineError
 from fullbore.ir import Kind, Schedule
+from fullbore.runtime.changing import BuffersBefore, ChangingBuffers
 
 __all__ = [
     "Recomputation",
@@ -30,6 +31,7 @@ __all__ = [
     "Restored",
     "blocks_of",
     "is_recomputed_whole",
+    "most_blocks",
     "recomputation_of",
     "where_placed",
 ]
@@ -50,9 +52,12 @@ class _Handle:
 class _Region:
     """One call whose saved tensors are made again."""
 
-    def __init__(self, call: Callable[[Any], Any], given: Any, what: str) -> None:
+    def __init__(
+        self, call: Callable[[Any], Any], given: Any, what: str, buffers: ChangingBuffers
+    ) -> None:
         """call: what is run, twice. given: its argument, any nest of tensors."""
         self._call, self._given, self._what = call, given, what
+        self._buffers, self._before = buffers, BuffersBefore()
         self._tensors = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
         self._versions = [t._version for t in self._tensors]
         device = next((t.device for t in self._tensors), torch.device("cpu"))
@@ -66,9 +71,14 @@ class _Region:
         """What is kept to make the rest again."""
         return self._tensors
 
-    def hooks(self) -> saved_tensors_hooks:
+    @contextmanager
+    def first_run(self) -> Iterator[None]:
         """Around the first run."""
-        return saved_tensors_hooks(self._drop, self._take)
+        with (
+            self._buffers.first_run() as self._before,
+            saved_tensors_hooks(self._drop, self._take),
+        ):
+            yield
 
     def _drop(self, tensor: torch.Tensor) -> _Handle:
         handle = _Handle(shape=tensor.shape, dtype=tensor.dtype)
@@ -99,7 +109,11 @@ class _Region:
                 handle.tensor = tensor
             return tensor
 
-        with self._surroundings.again(), saved_tensors_hooks(keep, lambda tensor: tensor):
+        with (
+            self._before.again(),
+            self._surroundings.again(),
+            saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
             self._call(pytree.tree_map(_detached, self._given))
         self._given = None
 
@@ -165,13 +179,14 @@ class Recomputation:
     which microbatch.
     """
 
-    def __init__(self, blocks: Sequence[nn.Module] | None) -> None:
+    def __init__(self, stage: nn.Module, blocks: Sequence[nn.Module] | None) -> None:
         self.restored: Restored | None = None
-        self._whole = blocks is None
+        self._whole = stage if blocks is None else None
+        self._buffers = {m: ChangingBuffers(m) for m in ([stage] if blocks is None else blocks)}
         self._live: dict[int, list[_Region]] = {}
         self._current: list[_Region] | None = None
         self._microbatch = 0
-        self._open: list[saved_tensors_hooks] = []
+        self._open: list[AbstractContextManager[None]] = []
         self._hooks = [
             hook
             for block in blocks or ()
@@ -186,14 +201,14 @@ class Recomputation:
         self._current = self._live[microbatch] = []
         self._microbatch = microbatch
         try:
-            if not self._whole:
+            if self._whole is None:
                 return call(given)
-            with self._region(call, given, "the stage").hooks():
+            with self._region(call, given, "the stage", self._whole).first_run():
                 return call(given)
         finally:
             self._current = None
             while self._open:  # only after an error that passed a hook by
-                self._open.pop().__exit__()
+                self._open.pop().__exit__(None, None, None)
 
     def ahead(self, microbatch: int) -> None:
         """R: bring everything back now."""
@@ -220,8 +235,10 @@ class Recomputation:
         for hook in self._hooks:
             hook.remove()
 
-    def _region(self, call: Callable[[Any], Any], given: Any, what: str) -> _Region:
-        region = _Region(call, given, what)
+    def _region(
+        self, call: Callable[[Any], Any], given: Any, what: str, module: nn.Module
+    ) -> _Region:
+        region = _Region(call, given, what, self._buffers[module])
         microbatch = self._microbatch
 
         def restore() -> None:
@@ -242,16 +259,19 @@ class Recomputation:
         if self._current is None or self._open:
             return  # not in a first run, or inside another block
         region = self._region(
-            lambda given: block.forward(*given[0], **given[1]), (args, kwargs), type(block).__name__
+            lambda given: block.forward(*given[0], **given[1]),
+            (args, kwargs),
+            type(block).__name__,
+            block,
         )
-        hooks = region.hooks()
-        hooks.__enter__()
-        self._open.append(hooks)
+        run = region.first_run()
+        run.__enter__()
+        self._open.append(run)
 
     def _leave(self, block: nn.Module, args: Any, output: Any) -> None:
         """The first hook behind a block."""
         if self._current is not None and self._open:
-            self._open.pop().__exit__()
+            self._open.pop().__exit__(None, None, None)
 
 
 def blocks_of(stage: nn.Module) -> list[nn.Module] | None:
@@ -283,7 +303,7 @@ def recomputation_of(stage: nn.Module, recompute: Recompute) -> Recomputation | 
     """As `where_placed` says; a stage of which no blocks are known is taken whole."""
     if recompute == "none" or recompute == 0:
         return None
-    return Recomputation(_chosen_blocks(stage, recompute))
+    return Recomputation(stage, _chosen_blocks(stage, recompute))
 
 
 def is_recomputed_whole(stage: nn.Module, recompute: Recompute) -> bool:
@@ -291,8 +311,18 @@ def is_recomputed_whole(stage: nn.Module, recompute: Recompute) -> bool:
     return recompute not in ("none", 0) and _chosen_blocks(stage, recompute) is None
 
 
+def most_blocks(stages: Iterable[nn.Module]) -> int:
+    """How many blocks the largest of some stages has that can be recomputed by themselves."""
+    return max((len(_hooked_blocks(stage) or ()) for stage in stages), default=0)
+
+
 def _chosen_blocks(stage: nn.Module, recompute: Recompute) -> list[nn.Module] | None:
-    blocks = None if recompute == "full" else blocks_of(stage)
+    blocks = None if recompute == "full" else _hooked_blocks(stage)
+    return None if blocks is None else blocks[: int(recompute)]
+
+
+def _hooked_blocks(stage: nn.Module) -> list[nn.Module] | None:
+    blocks = blocks_of(stage)
     if blocks is None or any(block._compiled_call_impl is not None for block in blocks):
         return None  # the hooks of compiled blocks are compiled with them
-    return blocks[: int(recompute)]
+    return blocks

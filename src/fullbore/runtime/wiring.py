@@ -191,12 +191,15 @@ class Wiring:
         group = self._group(f"link{source}-{destination}", (source, destination))
         if group is None:
             return
+        numbers = self.control.numbers
         if self._rendezvous.rank == source:
             self.outgoing[destination] = OutgoingLink(
-                group=group, peer=destination, side=self._side
+                group=group, peer=destination, number=numbers[destination], side=self._side
             )
         else:
-            self.incoming[source] = IncomingLink(group=group, peer=source, side=self._side)
+            self.incoming[source] = IncomingLink(
+                group=group, peer=source, number=numbers[source], side=self._side
+            )
 
     def _group(self, name: str, members: tuple[int, ...]) -> Group | None:
         """A group of these ranks in this order, or None where this rank is not one of several."""

@@ -177,6 +177,8 @@ class Witness:
             how = "no sign of life within timeout_s (does it hang, or was it stopped?)"
             return self._record_silent(flight, rank, answers, how)
         found = answers[rank]
+        if rank == self.rank:  # in a stage of its own that talks to other ranks by itself
+            return self._blame(flight, rank, flight.now, flight.error or "")
         cause = f"it hangs{_since(found)}; rank {self.rank} waited for it until timeout_s was over"
         if (found.still_s or 0.0) < ANSWER_S:
             cause = f"it was too slow for rank {self.rank}, which waits for timeout_s and no longer"
@@ -324,8 +326,9 @@ def _end_of_chain(rank: int, answers: dict[int, Flight]) -> int:
 
 
 def _is_late(flight: Flight) -> bool:
-    """Whether what went wrong is that a wait took too long."""
-    return "timed out" in (flight.error or "").lower()
+    """Whether what went wrong is that a wait took too long, or one before it in the same group."""
+    error = (flight.error or "").lower()
+    return "timed out" in error or "timeout caused" in error
 
 
 def _got(answers: dict[int, Flight], rank: int) -> Mapping[int, str]:

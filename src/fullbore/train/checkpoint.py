@@ -6,7 +6,7 @@ before as it was. Tensors go by the whole model's names, so another cut can read
 
     SAVE/latest                 the name of the newest complete checkpoint
     SAVE/iter_0000100/          .metadata and __R_0.distcp, by torch.distributed.checkpoint
-    SAVE/iter_0000100/run.json  step, sequences seen, ranks, dtype
+    SAVE/iter_0000100/run.json  step, sequences seen, ranks, dtype, what decides the steps
     SAVE/iter_0000100/model/    configuration and tokenizer
 
 Ranks on several machines need one folder that all of them see.
@@ -19,7 +19,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ class Progress:
     """How far a run has come.
 
     step: how many are done. ranks: all of the run, in `replicas` replicas. dtype: of the weights
-    in training.
+    in training. course: what decides the run's steps, as `course_of` has it; empty where a release
+    wrote it that did not keep that.
     """
 
     step: int
@@ -62,6 +63,7 @@ class Progress:
     ranks: int
     dtype: str
     replicas: int = 1
+    course: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save(

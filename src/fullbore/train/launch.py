@@ -32,7 +32,7 @@ from fullbore import errors
 from fullbore.errors import FullboreError, RankError
 from fullbore.runtime import DIED
 
-__all__ = ["StopRequest", "launch_ranks"]
+__all__ = ["StopRequest", "end_with_parent", "launch_ranks"]
 
 _GRACE_S = 5  # for the ranks that live when another has failed
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -92,9 +92,7 @@ def _run_rank(folder: str, entry: Callable[..., None], arguments: tuple[Any, ...
     """What each process runs."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     over = threading.Event()
-    threading.Thread(
-        target=_end_with_launcher, args=(over,), name="watches the launcher", daemon=True
-    ).start()
+    end_with_parent(over)
     try:
         entry(*arguments)
         over.set()
@@ -106,15 +104,26 @@ def _run_rank(folder: str, entry: Callable[..., None], arguments: tuple[Any, ...
         os._exit(130)  # torch would end with status 0, and the launcher wait for a value for ever
 
 
-def _end_with_launcher(over: threading.Event) -> None:
-    """Ask this rank to stop once the launcher is gone, and end when it has: nobody waits for it."""
-    launcher = multiprocessing.parent_process()
-    if launcher is not None:
-        launcher.join()
+def end_with_parent(over: threading.Event | None = None) -> None:
+    """From now on this process of `multiprocessing` ends when the one that started it does, however
+    that ended: nobody waits for it any more.
+
+    over: it is asked to stop first, by SIGTERM, and ends when this is set.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(
+            target=_end_with, args=(parent, over), name="watches the parent", daemon=True
+        ).start()
+
+
+def _end_with(parent: multiprocessing.process.BaseProcess, over: threading.Event | None) -> None:
+    parent.join()
+    if over is not None:
         os.kill(os.getpid(), signal.SIGTERM)
         over.wait()
-        sys.stdout.flush()
-        os._exit(0)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _tell(folder: Path, error: FullboreError) -> None:

@@ -51,7 +51,8 @@ def joined(
 
     Ranks are numbered as Megatron does it: those that hold the same stages stand side by side,
     so that process r is pipeline rank r // D of replica r mod D. patience_s: how long to wait for
-    all of them to come. Raises ConfigError unless so many are there, RankError if they do not come.
+    all of them to come, and for each other once they train. Raises ConfigError unless so many are
+    there, RankError if they do not come.
     """
     if place.size != ranks * replicas:
         raise ConfigError(
@@ -69,7 +70,8 @@ def joined(
             size=place.size,
             local_rank=place.local_rank,
             local_size=place.local_size,
-            group=dist.new_group(backend="gloo", timeout=_PATIENCE),
+            group=dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s)),
+            patient=dist.new_group(backend="gloo", timeout=_PATIENCE),
             mesh=mesh_of(device.type, ranks=ranks, replicas=replicas) if replicas > 1 else None,
         )
         yield team

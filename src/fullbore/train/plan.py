@@ -5,6 +5,7 @@ The launcher makes this plan to refuse early, and every rank makes it again, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,19 @@ def _check_length(config: Any, seq_length: int) -> None:
         )
 
 
+def _check_recomputed(settings: TrainSettings, parts: Sequence[Part]) -> None:
+    """More layers than any stage has would be all of them, which has a name of its own."""
+    asked, most = settings.recomputation, max(part.layers for part in parts)
+    if isinstance(asked, int) and asked > most:
+        said, all_of_it = "--recompute-num-layers", "--recompute-method uniform"
+        if settings.recompute is not None:
+            said, all_of_it = "--recompute", "--recompute full"
+        raise ConfigError(
+            f"{said} is {asked}, and no stage has more than {most} layers: the nearest legal value "
+            f"is {most}; for all layers give {all_of_it}"
+        )
+
+
 def make_plan(settings: TrainSettings, folder: Path, *, schedule: Schedule | None = None) -> Plan:
     """Cut the model of a folder as the settings ask.
 
@@ -85,11 +99,13 @@ def make_plan(settings: TrainSettings, folder: Path, *, schedule: Schedule | Non
         layers = settings.stage_layers
     if schedule.slices > 1:
         check_slices(whole)
+    parts = parts_of(anatomy, layers or balance(costs, stages=schedule.stages))
+    _check_recomputed(settings, parts)
     return Plan(
         folder=folder,
         config=config,
         anatomy=anatomy,
         costs=costs,
-        parts=parts_of(anatomy, layers or balance(costs, stages=schedule.stages)),
+        parts=parts,
         schedule=schedule,
     )

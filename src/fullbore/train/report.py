@@ -23,6 +23,7 @@ from rich.progress import (
 
 from fullbore.errors import ConfigError
 from fullbore.runtime import SplitReport
+from fullbore.train.course import other_course
 from fullbore.train.step_report import StepReport
 from fullbore.train.trainer import Trainer
 
@@ -182,18 +183,30 @@ def _introduction(trainer: Trainer) -> list[str]:
         f"MFU is against {trainer.peak_flops / 1e12:.3g} TFLOP/s of all ranks together and counts "
         f"{plan.costs.counts}",
     ]
+    lines += _recomputed(trainer)
     if trainer.oversubscribed:
         lines.append(
             "more ranks than cores: they take turns, so step times say little and no bubble is told"
         )
-    if trainer.step:
+    if trainer.resumed_from is not None:
         lines.append(f"resumed after step {trainer.step}")
+        lines += filter(None, [other_course(trainer.resumed_from.course, settings)])
     return lines
 
 
 def _ranks(trainer: Trainer) -> str:
     ranks, replicas = trainer.plan.schedule.ranks, trainer.team.replicas
     return f"{ranks} ranks" if replicas == 1 else f"{replicas} replicas of {ranks} ranks"
+
+
+def _recomputed(trainer: Trainer) -> list[str]:
+    """Which stages recompute fewer layers than asked, since they have no more."""
+    asked = trainer.settings.recomputation
+    if not isinstance(asked, int):
+        return []
+    short = [part for part in trainer.plan.parts if part.layers < asked]
+    told = ", ".join(f"stage {part.stage} has {part.layers}" for part in short)
+    return [f"recomputed are {asked} layers of each stage; {told}"] if short else []
 
 
 def _what_goes_with_i(reports: Sequence[SplitReport]) -> list[str]:

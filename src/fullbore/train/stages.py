@@ -36,6 +36,11 @@ class Part:
     is_first: bool
     is_last: bool
 
+    @property
+    def layers(self) -> int:
+        """How many it holds."""
+        return self.end_layer - self.first_layer
+
     def holds(self, anatomy: Anatomy, name: str) -> bool:
         """Whether a module or weight of this dotted name belongs to the part."""
         if name.startswith(f"{anatomy.blocks}."):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -25,8 +25,10 @@ class Team:
     """All ranks of a run, or one alone (group None). local_rank: this rank's place on its machine.
 
     group: for small messages between hosts, of gloo. Where a rank is lost while the others talk
-    here, they raise RankError naming it, and cannot talk again. mesh: with the dimensions "pp" and
-    "dp", where there are several replicas; without it rank is the rank of the one pipeline.
+    here, they raise RankError naming it, and cannot talk again. patient: the same for where one
+    rank has work that may take long, and the others wait; None: group. mesh: with the dimensions
+    "pp" and "dp", where there are several replicas; without it rank is the rank of the one
+    pipeline.
     """
 
     rank: int = 0
@@ -34,6 +36,7 @@ class Team:
     local_rank: int = 0
     local_size: int = 1
     group: dist.ProcessGroup | None = None
+    patient: dist.ProcessGroup | None = None
     mesh: DeviceMesh | None = None
 
     @property
@@ -78,12 +81,13 @@ class Team:
 
     def leaders_first(self, work: Callable[[], T], *, wrong: type[FullboreError]) -> T:
         """The same, but one rank of each machine before the others, who find its work done."""
+        team = self if self.patient is None else replace(self, group=self.patient)
         if self.local_rank == 0:
-            done = self.together(work, wrong=wrong)
-            self.together(lambda: None, wrong=wrong)
+            done = team.together(work, wrong=wrong)
+            team.together(lambda: None, wrong=wrong)
             return done
-        self.together(lambda: None, wrong=wrong)
-        return self.together(work, wrong=wrong)
+        team.together(lambda: None, wrong=wrong)
+        return team.together(work, wrong=wrong)
 
     def gather(self, value: T) -> Sequence[T]:
         """Every rank's value, in the order of ranks, on every rank."""

@@ -18,6 +18,7 @@ from fullbore.timeline import summarize
 from fullbore.train import checkpoint as checkpoints
 from fullbore.train.batches import Batch, Batches
 from fullbore.train.build import build_stage, empty_model
+from fullbore.train.course import course_of
 from fullbore.train.late import Certain, LateSteps
 from fullbore.train.optimizer import Optimizer, Shares, learning_rate, named_weights
 from fullbore.train.peak import peak_flops
@@ -59,6 +60,7 @@ class Trainer:
         self.oversubscribed = device.type == "cpu" and team.local_size > cores
         self._clock = clock
         self.step = self.sequences = self.steps_here = 0
+        self.resumed_from: checkpoints.Progress | None = None
         self.plan = self._load_plan(schedule)
         self._dtype = torch.bfloat16 if settings.bf16 else torch.float32
         self._load_data()
@@ -85,15 +87,7 @@ class Trainer:
         self.optimizer = Optimizer(
             named_weights(list(self.stages.values())), settings, shares=shares
         )
-        self._late: LateSteps | None = None
-        if not settings.optimizer_barrier:
-            self._late = LateSteps(
-                self.pipe,
-                self.optimizer,
-                clip_grad=settings.clip_grad,
-                check=self._check,
-                clock=clock,
-            )
+        self._late = None if settings.optimizer_barrier else self._late_steps()
         self._stop, self._certain_steps = False, 0
         self.peak_flops = sum(team.gather(peak_flops(device, self._dtype, clock=clock)))
         torch.manual_seed(settings.seed + team.rank)  # last: dropout must not depend on the above
@@ -176,6 +170,7 @@ class Trainer:
             ranks=self.team.size,
             replicas=self.team.replicas,
             dtype=str(self._dtype).removeprefix("torch."),
+            course=course_of(self.settings),
         )
         with self._doing("writing the checkpoint"):
             return checkpoints.save(
@@ -242,6 +237,12 @@ class Trainer:
                 lambda: batches("the held-out text", self.corpus.held_out, None, 1),
                 wrong=DataError,
             )
+
+    def _late_steps(self) -> LateSteps:
+        clip = self.settings.clip_grad
+        return LateSteps(
+            self.pipe, self.optimizer, clip_grad=clip, check=self._check, clock=self._clock
+        )
 
     def _batch_at(self, batches: Batches, position: int) -> Batch:
         """This replica's rows of the step that begins at a position: the replicas' rows follow
@@ -310,7 +311,7 @@ class Trainer:
         return state
 
     def _read(self, found: Path) -> None:
-        progress = checkpoints.read_progress(found)
+        self.resumed_from = progress = checkpoints.read_progress(found)
         state, random = self._state(), self._random_state()
         known = checkpoints.tensor_names(found)
         alike = (progress.ranks, progress.replicas) == (self.team.size, self.team.replicas)
