@@ -104,7 +104,7 @@ def model(
             _WORK,
             "--recompute-granularity",
             metavar="WHAT",
-            help="What is made again instead of kept: none, selective (the core of attention) or "
+            help="What is made again instead of kept: none, selective (some modules of a layer) or "
             "full (all of a layer but its input); none.",
         ),
     ] = None,
@@ -115,6 +115,16 @@ def model(
             "--recompute-num-layers",
             metavar="N",
             help="Of full: only the first N layers.",
+        ),
+    ] = None,
+    recompute_modules: Annotated[
+        str | None,
+        option(
+            _WORK,
+            "--recompute-modules",
+            metavar="NAME,...",
+            help="Of selective: what is made again, of core_attn (if not given), layernorm, "
+            "mla_up_proj, mlp, moe, moe_act and shared_experts.",
         ),
     ] = None,
     flash: Annotated[
@@ -230,6 +240,7 @@ def model(
             microbatch=microbatch,
             recompute=recompute,
             recompute_layers=recompute_layers,
+            recompute_modules=recompute_modules,
             flash=flash,
             kernels=kernels,
             precisions=_named(bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights),

@@ -20,7 +20,7 @@ from fullbore.cost.model.states import Sharding, States, states_of_pieces
 from fullbore.cost.model.totals import Totals, active_parameters, totals
 from fullbore.errors import ConfigError
 
-__all__ = ["Asked", "Setting", "read_setting"]
+__all__ = ["Asked", "Setting", "modules_of", "read_setting"]
 
 _T = TypeVar("_T")
 _SEQUENCE = 4096
@@ -42,6 +42,7 @@ class Asked:
     microbatch: int | None
     recompute: str | None
     recompute_layers: int | None
+    recompute_modules: str | None
     flash: bool | None
     kernels: str
     precisions: tuple[str, ...]
@@ -209,17 +210,14 @@ def _sequence(asked: Asked, given: Given, shape: ModelShape) -> int:
 
 
 def _recompute(asked: Asked, given: Given) -> Recompute:
-    granularity = _first(asked.recompute, given.recompute, "none")
-    if granularity not in ("none", "selective", "full"):
-        raise ConfigError(
-            f"--recompute-granularity {granularity}: it must be none, selective or full"
-        )
-    layers = asked.recompute_layers
-    if layers is None and granularity == "full":
-        layers = given.recompute_layers
-    return Recompute(
-        granularity=cast(Literal["none", "selective", "full"], granularity), layers=layers
+    return (given.recompute or Recompute()).changed(
+        asked.recompute, layers=asked.recompute_layers, modules=modules_of(asked.recompute_modules)
     )
+
+
+def modules_of(text: str | None) -> list[str] | None:
+    """What --recompute-modules names, with commas or blanks between; None where it is not there."""
+    return None if text is None else text.replace(",", " ").split()
 
 
 def _kernels(asked: Asked, given: Given) -> Kernels:

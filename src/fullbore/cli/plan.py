@@ -168,6 +168,16 @@ def plan(
             help="Of full: only the first N layers of each stage.",
         ),
     ] = None,
+    recompute_modules: Annotated[
+        str | None,
+        option(
+            _FIXED,
+            "--recompute-modules",
+            metavar="NAME,...",
+            help="Of selective: core_attn (if not given), layernorm, mla_up_proj, mlp, moe, "
+            "moe_act, shared_experts.",
+        ),
+    ] = None,
     sequence_parallel: Annotated[
         bool | None,
         option(
@@ -357,6 +367,7 @@ def plan(
             layers=stage_layers,
             recompute=recompute_granularity,
             recompute_layers=recompute_num_layers,
+            recompute_modules=recompute_modules,
             sequence_parallel=sequence_parallel,
             distributed=distributed_optimizer,
             precision=precision,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
 
+from fullbore.cli.model_inputs import modules_of
 from fullbore.cost.hardware import Cluster, Overlap
 from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute
 from fullbore.cost.model.config import read_config
@@ -42,6 +42,7 @@ class Asked:
     layers: str | None
     recompute: str | None
     recompute_layers: int | None
+    recompute_modules: str | None
     sequence_parallel: bool | None
     distributed: bool | None
     precision: str
@@ -158,18 +159,16 @@ def _layers(text: str | None, layers: int) -> tuple[int, ...] | None:
 
 def _recompute(asked: Asked) -> tuple[Recompute, ...] | None:
     what, number = asked.recompute, asked.recompute_layers
-    if what is None:
+    modules = modules_of(asked.recompute_modules)
+    if what is None and modules is None:
         if number is not None:
             raise ConfigError("--recompute-num-layers needs --recompute-granularity full")
         return None
-    if what not in ("none", "selective", "full"):
-        raise ConfigError(f"--recompute-granularity {what}: it must be none, selective or full")
     if number is not None and (what != "full" or number < 1):
         raise ConfigError(
             f"--recompute-num-layers {number}: give 1 or more, with --recompute-granularity full"
         )
-    granularity = cast(Literal["none", "selective", "full"], what)
-    return (Recompute(granularity=granularity, layers=number),)
+    return (Recompute().changed(what, layers=number, modules=modules),)
 
 
 def memory_limit(text: str | None) -> float | None:

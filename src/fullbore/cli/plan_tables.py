@@ -8,6 +8,7 @@ from textwrap import fill
 from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import table
 from fullbore.cost.hardware import GIB
+from fullbore.cost.model import CORE
 from fullbore.cost.model.shape import Experts
 from fullbore.plan import Choice, Question
 from fullbore.plan.choice import recompute_name
@@ -105,6 +106,8 @@ def flags(choice: Choice) -> str:
         told.append(f"--stage-layers {','.join(map(str, choice.layers))}")
     if choice.recompute.granularity != "none":
         told.append(f"--recompute-granularity {choice.recompute.granularity}")
+    if choice.recompute.modules != CORE:
+        told.append(f"--recompute-modules {','.join(choice.recompute.modules)}")
     if choice.recompute.layers is not None:
         told.append(f"--recompute-num-layers {choice.recompute.layers}")
     told.append(_switch("use-distributed-optimizer", on=spread.distributed))

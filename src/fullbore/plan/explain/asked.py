@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, cast
 
 from fullbore.cost.hardware import Overlap
 from fullbore.cost.model import Kernels, Precision, Recompute
@@ -90,10 +89,6 @@ def choice_of(job: Job) -> Choice:
 
 
 def _recompute(job: Job) -> Recompute:
-    granularity = job.granularity
-    if granularity is None:
-        return NONE
-    layers = None
-    if granularity == "full" and job.word("recompute_method") == "block":
-        layers = job.number("recompute_num_layers")
-    return Recompute(granularity=cast(Literal["selective", "full"], granularity), layers=layers)
+    given = job.given
+    assert not isinstance(given, Refused)
+    return given.recompute or NONE
