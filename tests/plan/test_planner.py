@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import pytest
 from planning import ask
 
 from fullbore.cost.model import Recompute
-from fullbore.errors import ConfigError
+from fullbore.errors import ConfigError, ScheduleError
 from fullbore.plan import Choice, Evaluator, plan
 from fullbore.plan.planner import SLOWEST
 from fullbore.plan.space import choices, is_asked, recomputes, spreads
@@ -50,7 +51,7 @@ def test_no_plan_is_over_memory_and_none_that_was_simulated_is_faster(seen):
 def test_what_is_pruned_is_in_neither_list():
     question = ask(global_batch=8, microbatch_size=(1, 2))
     made = plan(question, top=3)
-    assert made.pruned > 0
+    assert made.counts.pruned > 0
     evaluator = Evaluator(question)
     every = [
         evaluator.evaluate(replace(choice, recompute=recompute))
@@ -85,11 +86,26 @@ def test_a_bound_is_below_every_simulation():
 def test_the_same_question_has_the_same_answer():
     first, again = (plan(ask(memory_limit_bytes=8 * GIB)) for _ in range(2))
     assert first.best == again.best and first.front == again.front
-    assert (first.candidates, first.simulated, first.pruned) == (
-        again.candidates,
-        again.simulated,
-        again.pruned,
-    )
+    assert first.counts == again.counts
+
+
+def test_counts_are_of_what_there_is(seen):
+    """Nothing is hopeless where all fits and everything is listed: each candidate is simulated."""
+    question = ask(global_batch=8, microbatch_size=(1, 2))
+    made = plan(question, top=10**6)
+    evaluator, exist = Evaluator(question), 0
+    for spread in spreads(question):
+        for choice in choices(question, spread):
+            for recompute in recomputes(question):
+                with suppress(ConfigError, ScheduleError):
+                    evaluator.held(evaluator.with_layers(replace(choice, recompute=recompute)))
+                    exist += 1
+    counts = made.counts
+    assert counts.spreads == len(spreads(question)) and not counts.spreads_pruned
+    assert (counts.candidates, counts.simulated) == (exist, exist)
+    assert counts.simulations == len(seen) > exist
+    few = plan(ask(memory_limit_bytes=6 * GIB), top=1).counts
+    assert few.spreads_pruned and few.too_large and few.pruned and few.simulated
 
 
 def test_fixed_flags_are_kept():

@@ -20,7 +20,7 @@ from fullbore.cost.model.states import Sharding, States, states_of_pieces
 from fullbore.cost.model.totals import Totals, active_parameters, totals
 from fullbore.errors import ConfigError
 
-__all__ = ["Asked", "Setting", "modules_of", "read_setting"]
+__all__ = ["Asked", "Setting", "modules_of", "read_setting", "usual_length"]
 
 _T = TypeVar("_T")
 _SEQUENCE = 4096
@@ -198,15 +198,12 @@ def _replicas(asked: Asked, split: Split) -> int:
 
 
 def _sequence(asked: Asked, given: Given, shape: ModelShape) -> int:
-    longest = shape.positions or None
-    default = min(_SEQUENCE, longest) if longest else _SEQUENCE
-    sequence = _first(asked.sequence, given.sequence, default)
-    if longest and sequence > longest:
-        raise ConfigError(
-            f"--seq-length {sequence}: this model has learned {longest} positions; use at most "
-            f"{longest}"
-        )
-    return sequence
+    return _first(asked.sequence, given.sequence, usual_length(shape))
+
+
+def usual_length(shape: ModelShape) -> int:
+    """Tokens of a sequence where nothing is said."""
+    return min(_SEQUENCE, shape.longest or _SEQUENCE)
 
 
 def _recompute(asked: Asked, given: Given) -> Recompute:

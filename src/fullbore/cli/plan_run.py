@@ -16,6 +16,7 @@ from fullbore.cli.interrupt import interruptible
 from fullbore.cli.output import print_json, write
 from fullbore.cli.plan_document import document
 from fullbore.cli.plan_emit import Emission
+from fullbore.cli.plan_inputs import blamed
 from fullbore.cli.plan_page import page
 from fullbore.cli.plan_tables import report
 from fullbore.errors import ConfigError
@@ -64,7 +65,7 @@ def run(question: Question, *, top: int, effort: Effort) -> Plan:
             )
         except ConfigError as error:
             if not interrupted:
-                raise
+                raise blamed(error, question.borrowed, question.shape.name) from error
             reason = error
     print(f"fullbore: {reason}", file=sys.stderr)
     raise typer.Exit(_INTERRUPTED)

@@ -204,7 +204,8 @@ def _opt(config: Config) -> Family:
         out_bias=bias,
         mlp_bias=bias,
         tied=True,
-        positions=2048 + 2,
+        positions=2048,
+        unused_positions=2,
         rotary=0.0,
         dropout=0.1,
     )

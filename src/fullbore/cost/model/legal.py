@@ -15,7 +15,7 @@ from fullbore.cost.model.shape import (
 from fullbore.cost.model.split import Recompute, Split
 from fullbore.errors import ConfigError
 
-__all__ = ["check", "refusals"]
+__all__ = ["check", "check_length", "refusals"]
 
 _TENSOR = "--tensor-model-parallel-size"
 _CONTEXT = "--context-parallel-size"
@@ -34,9 +34,20 @@ def check(
     shape: ModelShape, split: Split, *, sequence: int, microbatch: int, recompute: Recompute
 ) -> None:
     """Raise ConfigError unless every size is at least 1 and divides what it cuts."""
+    check_length(shape, sequence)
     found = refusals(shape, split, sequence=sequence, microbatch=microbatch, recompute=recompute)
     for refusal in found:
         raise ConfigError(refusal)
+
+
+def check_length(shape: ModelShape, sequence: int) -> None:
+    """Raise ConfigError where a sequence is longer than there are learned positions."""
+    longest = shape.longest
+    if longest is not None and sequence > longest:
+        raise ConfigError(
+            f"--seq-length {str(sequence)[:60]}: this model has learned {longest} positions; use "
+            f"at most {longest}"
+        )
 
 
 def refusals(

@@ -11,7 +11,7 @@ from fullbore.plan.engines import engine_of
 from fullbore.plan.explain.job import Job, Refused
 from fullbore.plan.question import Fixed, Question
 
-__all__ = ["choice_of", "precision_of", "question_of"]
+__all__ = ["choice_of", "optimizer_types", "precision_of", "question_of"]
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
@@ -46,7 +46,11 @@ def precision_of(job: Job) -> Precision:
     """Megatron's fp32 where no other is named; with the optimizer's own types."""
     given = job.given
     name = None if isinstance(given, Refused) else given.precision
-    made = Precision.named(name or "fp32")
+    return optimizer_types(job, Precision.named(name or "fp32"))
+
+
+def optimizer_types(job: Job, made: Precision) -> Precision:
+    """A precision with the types of gradients and of the optimizer's states that flags name."""
     if job.has("grad_reduce_in_bf16"):
         made = replace(made, gradient=2.0)
     if not job.has("use_precision_aware_optimizer"):
