@@ -447,8 +447,11 @@ def test_modules_that_are_recomputed_have_their_own_price():
     named = job(EXPERTS, f"{again} moe_act layernorm")
     assert notes_of(named).unpriced == notes_of(job(EXPERTS)).unpriced
     told = {edit.text for edit in moves(named)}
-    assert f"{again.replace(' --', ', --')} layernorm moe_act" not in told
-    assert "--recompute-granularity selective, --recompute-modules moe" in told
+    assert "--recompute-modules layernorm moe_act" not in told
+    assert {"--recompute-modules moe", "no --recompute-modules"} <= told
+    plain = {edit.text for edit in moves(job(EXPERTS))}
+    assert "--recompute-granularity selective, --recompute-modules moe" in plain
+    assert not any("shared_experts" in text or "mla_up_proj" in text for text in plain)
 
 
 def test_where_it_does_not_fit_the_cheapest_change_that_makes_it_fit_is_told():

@@ -213,3 +213,10 @@ def test_where_nothing_fits_a_long_sequence_may_be_cut():
         plan(ask(**asked, memory_limit_bytes=12 * GIB))
     size = int(str(refused.value).partition("--context-parallel-size ")[2].partition(",")[0])
     assert plan(ask(**asked, context=(size,), memory_limit_bytes=12 * GIB)).winner.fits
+
+
+def test_where_nothing_fits_more_nodes_may_do():
+    limit = {"memory_limit_bytes": 2.5 * GIB}
+    with pytest.raises(ConfigError, match="give it 2 nodes of 4, with which P=2 TP=4 needs 2.4"):
+        plan(ask(cluster="h100:1x4", **limit))
+    assert plan(ask(cluster="h100:2x4", **limit)).winner.fits

@@ -8,6 +8,15 @@ from typing import Annotated
 import typer
 
 from fullbore.cli.options import JsonFlag
+from fullbore.cli.precision_options import (
+    Bf16,
+    Fp8,
+    Fp8Weights,
+    Fp16,
+    Fp32,
+    PrecisionName,
+    precision_name,
+)
 from fullbore.cli.training_options import option
 
 __all__ = ["model"]
@@ -145,20 +154,12 @@ def model(
             "Face's modules do, one operation after another.",
         ),
     ] = "fused",
-    bf16: Annotated[
-        bool, option(_STATES, "--bf16", help="16-bit weights and activations (if none is given).")
-    ] = False,
-    fp16: Annotated[
-        bool, option(_STATES, "--fp16", help="The same with another exponent.")
-    ] = False,
-    fp32: Annotated[bool, option(_STATES, "--fp32", help="32 bits everywhere.")] = False,
-    fp8: Annotated[
-        bool,
-        option(_STATES, "--fp8", help="8-bit inputs of products; weights stay in 16 bits."),
-    ] = False,
-    fp8_weights: Annotated[
-        bool, option(_STATES, "--fp8-param-gather", help="8-bit weights and inputs of products.")
-    ] = False,
+    precision: PrecisionName = None,
+    bf16: Bf16 = False,
+    fp16: Fp16 = False,
+    fp32: Fp32 = False,
+    fp8: Fp8 = False,
+    fp8_weights: Fp8Weights = False,
     data_parallel: Annotated[
         int | None,
         option(
@@ -243,7 +244,9 @@ def model(
             recompute_modules=recompute_modules,
             flash=flash,
             kernels=kernels,
-            precisions=_named(bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights),
+            precision=precision_name(
+                precision, bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights
+            ),
             data_parallel=data_parallel,
             sharding=sharding or ("optim" if distributed_optimizer else None),
             causal=causal,
@@ -261,7 +264,3 @@ def model(
     print(summary(setting))
     if explain:
         print("", explanation(setting), sep="\n")
-
-
-def _named(**precisions: bool) -> tuple[str, ...]:
-    return tuple(name for name, given in precisions.items() if given)

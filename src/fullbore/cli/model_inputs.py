@@ -24,7 +24,6 @@ __all__ = ["Asked", "Setting", "modules_of", "read_setting", "usual_length"]
 
 _T = TypeVar("_T")
 _SEQUENCE = 4096
-_FLAGS_OF_PRECISIONS = {"fp8_weights": "--fp8-param-gather"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ class Asked:
     recompute_modules: str | None
     flash: bool | None
     kernels: str
-    precisions: tuple[str, ...]
+    precision: str | None
     data_parallel: int | None
     sharding: str | None
     causal: bool
@@ -129,7 +128,7 @@ class Setting:
 def read_setting(asked: Asked) -> Setting:
     """The model and its price. Raises ModelError, or ConfigError naming the flag."""
     name, shape, given = _read_model(asked)
-    precision = Precision.named(_precision(asked, given))
+    precision = Precision.named(_first(asked.precision, given.precision, "bf16"))
     split = _split(asked, given)
     setting = Setting(
         name=name,
@@ -224,13 +223,6 @@ def _kernels(asked: Asked, given: Given) -> Kernels:
         style=cast(Literal["eager", "fused"], asked.kernels),
         flash=_first(asked.flash, given.flash, True),
     )
-
-
-def _precision(asked: Asked, given: Given) -> str:
-    if len(asked.precisions) > 1:
-        flags = [_FLAGS_OF_PRECISIONS.get(name, f"--{name}") for name in asked.precisions]
-        raise ConfigError(f"{' and '.join(flags)}: give one precision")
-    return _first(*asked.precisions, given.precision, "bf16")
 
 
 def _check_rate(asked: Asked) -> None:

@@ -93,7 +93,9 @@ def conventions(setting: Setting) -> list[str]:
 def _recomputed(setting: Setting) -> str:
     what = setting.recompute
     if what.granularity == "full":
-        of = "every layer" if what.layers is None else f"the first {counted(what.layers, 'layer')}"
+        layers = len(setting.shape.layers)
+        number = layers if what.layers is None else min(what.layers, layers)
+        of = "every layer" if number == layers else f"the first {counted(number, 'layer')}"
         return f"{of}, all but its input"
     if what.granularity == "none":
         return "nothing"

@@ -15,9 +15,17 @@ from fullbore.cli.plan_options import (
     OverlapGradients,
     OverlapMessages,
     OverlapTensor,
-    PrecisionName,
     SearchIterations,
     SearchTime,
+)
+from fullbore.cli.precision_options import (
+    Bf16,
+    Fp8,
+    Fp8Weights,
+    Fp16,
+    Fp32,
+    PrecisionName,
+    precision_name,
 )
 from fullbore.cli.training_options import option
 
@@ -214,6 +222,11 @@ def plan(
         ),
     ] = None,
     precision: PrecisionName = None,
+    bf16: Bf16 = False,
+    fp16: Fp16 = False,
+    fp32: Fp32 = False,
+    fp8: Fp8 = False,
+    fp8_weights: Fp8Weights = False,
     flash: Flash = None,
     causal: Causal = True,
     overlap_p2p: OverlapMessages = None,
@@ -326,7 +339,9 @@ def plan(
             recompute_modules=recompute_modules,
             sequence_parallel=sequence_parallel,
             distributed=distributed_optimizer,
-            precision=precision,
+            precision=precision_name(
+                precision, bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights
+            ),
             flash=flash,
             causal=causal,
             overlap_messages=overlap_p2p,

@@ -173,7 +173,11 @@ def memory_limit(text: str | None) -> float | None:
     """What a device may hold, bytes; None where nothing was typed. Raises ConfigError."""
     if text is None:
         return None
-    limit = MemoryLimit.parse(text)
+    refused = ConfigError(f"--memory-limit {text[:60]}: write bytes, such as 70GB or 72GiB")
+    try:
+        limit = MemoryLimit.parse(text)
+    except ConfigError:
+        raise refused from None
     if limit.unit != "bytes":
-        raise ConfigError(f"--memory-limit {text}: write bytes, such as 70GB or 72GiB")
+        raise refused
     return limit.amount

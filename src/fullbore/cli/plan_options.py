@@ -13,7 +13,6 @@ __all__ = [
     "OverlapGradients",
     "OverlapMessages",
     "OverlapTensor",
-    "PrecisionName",
     "SearchIterations",
     "SearchTime",
 ]
@@ -21,15 +20,6 @@ __all__ = [
 _MODEL = "How times and memory are modelled"
 _EFFORT = "Schedules that have no name"
 
-PrecisionName = Annotated[
-    str | None,
-    option(
-        _MODEL,
-        "--precision",
-        metavar="NAME",
-        help="bf16 (if not given), fp16, fp8, fp8_weights or fp32.",
-    ),
-]
 Flash = Annotated[
     bool | None,
     option(

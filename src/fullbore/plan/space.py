@@ -83,8 +83,8 @@ def make_spread(
     if devices % one:
         legal = _divisors(devices // (tensor * context))
         raise ConfigError(
-            f"--pipeline-model-parallel-size {pipeline} x tensor {tensor} x context {context} does "
-            f"not divide the {devices} devices of {question.cluster.name}: with these use "
+            f"--pipeline-model-parallel-size {pipeline} x {_cut(tensor, context)} does not divide "
+            f"the {devices} devices of {question.cluster.name}: with these use "
             f"P = {_near(legal, pipeline)}"
         )
     data = devices // one
@@ -109,7 +109,7 @@ def make_spread(
         spread.split,
         sequence=question.sequence,
         microbatch=microbatch_size,
-        recompute=NONE,
+        recompute=(fixed.recompute or (NONE,))[0],
     )
     return spread
 
@@ -286,9 +286,15 @@ def _check_stage(question: Question, *, tensor: int, context: int) -> None:
     else:
         use = f"T = {_near(_divisors(devices), tensor)}"
     raise ConfigError(
-        f"--tensor-model-parallel-size {tensor} x --context-parallel-size {context} does not "
-        f"divide the {devices} devices of {question.cluster.name}: use {use}"
+        f"{_cut(tensor, context)} does not divide the {devices} devices of "
+        f"{question.cluster.name}: use {use}"
     )
+
+
+def _cut(tensor: int, context: int) -> str:
+    """What cuts a layer, as typed."""
+    told = f"--tensor-model-parallel-size {tensor}"
+    return told if context == 1 else f"{told} x --context-parallel-size {context}"
 
 
 def _check_pipeline(question: Question, pipeline: int) -> None:

@@ -25,6 +25,11 @@ def known() -> tuple[str, ...]:
 def family_of(data: Mapping[str, object]) -> Family:
     """The family that a configuration names. Raises ModelError where it has no price."""
     name = data.get("model_type")
+    if name is None:
+        raise ModelError(
+            f"model_type is missing in the model's configuration: it says which family it is of, "
+            f"{', '.join(known())}"
+        )
     if not isinstance(name, str) or name not in _FAMILIES:
         raise ModelError(
             f"cannot price a model of type {name!r} (model_type); known are {', '.join(known())}"

@@ -102,10 +102,12 @@ def _recompute(job: Job) -> Iterator[Edit]:
         yield nothing
     selective = nothing + setting("recompute_granularity", "selective")
     for modules in _modules(job):
-        if now == "selective" and set(modules) == set(job.recompute_modules):
-            continue
         # The core of attention is what is made again where nothing is said.
-        yield selective if modules == CORE else selective + setting("recompute_modules", *modules)
+        named = Edit(changes=()) if modules == CORE else setting("recompute_modules", *modules)
+        if now != "selective":
+            yield selective + named
+        elif set(modules) != set(job.recompute_modules):
+            yield named if named.changes else without("recompute_modules")
     method, number = job.word("recompute_method"), job.number("recompute_num_layers")
     full = nothing + setting("recompute_granularity", "full")
     if now != "full" or method == "block":
