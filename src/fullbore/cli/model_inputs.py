@@ -11,6 +11,7 @@ from typing import Literal, TypeVar, cast
 from fullbore.cost.model.config import read_config
 from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.layer import pieces
+from fullbore.cost.model.legal import check_length
 from fullbore.cost.model.megatron import Given, given_by_flags, shape_of_flags
 from fullbore.cost.model.piece import Piece
 from fullbore.cost.model.script import read_flags
@@ -197,7 +198,9 @@ def _replicas(asked: Asked, split: Split) -> int:
 
 
 def _sequence(asked: Asked, given: Given, shape: ModelShape) -> int:
-    return _first(asked.sequence, given.sequence, usual_length(shape))
+    sequence = _first(asked.sequence, given.sequence, usual_length(shape))
+    check_length(shape, sequence)
+    return sequence
 
 
 def usual_length(shape: ModelShape) -> int:

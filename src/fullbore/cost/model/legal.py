@@ -34,7 +34,6 @@ def check(
     shape: ModelShape, split: Split, *, sequence: int, microbatch: int, recompute: Recompute
 ) -> None:
     """Raise ConfigError unless every size is at least 1 and divides what it cuts."""
-    check_length(shape, sequence)
     found = refusals(shape, split, sequence=sequence, microbatch=microbatch, recompute=recompute)
     for refusal in found:
         raise ConfigError(refusal)
