@@ -12,6 +12,7 @@ from planning import ask
 from fullbore.cost.model import Recompute
 from fullbore.errors import ConfigError, ScheduleError
 from fullbore.plan import Choice, Evaluator, plan
+from fullbore.plan.engines import engine_of
 from fullbore.plan.planner import SLOWEST
 from fullbore.plan.space import choices, is_asked, recomputes, spreads
 
@@ -217,6 +218,23 @@ def test_where_nothing_fits_a_long_sequence_may_be_cut():
 
 def test_where_nothing_fits_more_nodes_may_do():
     limit = {"memory_limit_bytes": 2.5 * GIB}
-    with pytest.raises(ConfigError, match="give it 2 nodes of 4, with which P=2 TP=4 needs 2.4"):
+    with pytest.raises(ConfigError, match=r"give it 2 nodes of 4, with which P=2 TP=4 needs 2\.4"):
         plan(ask(cluster="h100:1x4", **limit))
     assert plan(ask(cluster="h100:2x4", **limit)).winner.fits
+
+
+def test_norms_are_made_again_where_that_is_all_it_takes():
+    common = {"pipeline": (2,), "tensor": (1,), "schedules": ("1f1b",), "microbatch_size": (4,)}
+    common["layers"] = (6, 6)
+    free = plan(ask(**common, sequence=4096))
+    norms = Recompute().changed("selective", modules=("layernorm",))
+    less = free.evaluator.evaluate(replace(free.winner.choice, recompute=norms))
+    assert less.peak_bytes < free.winner.peak_bytes and less.step_s > free.winner.step_s
+    made = plan(ask(**common, sequence=4096, memory_limit_bytes=less.peak_bytes))
+    assert made.winner.choice.recompute == norms
+    layers = replace(made.winner.choice, recompute=Recompute(granularity="full", layers=1))
+    other = made.evaluator.evaluate(layers)
+    assert not other.fits or other.step_s > made.winner.step_s
+    engines = {"engines": (engine_of("fullbore"),)}  # which makes whole layers again only
+    told = plan(ask(**common, **engines, sequence=4096, memory_limit_bytes=less.peak_bytes))
+    assert told.winner.choice.recompute.granularity != "selective"

@@ -21,7 +21,14 @@ from fullbore.plan.neighbours import faster
 from fullbore.plan.prices import Floats
 from fullbore.plan.question import Question
 from fullbore.plan.refine import refined
-from fullbore.plan.space import can_recompute, check_engines, choices, recomputes, spreads
+from fullbore.plan.space import (
+    can_recompute,
+    cheap_recomputes,
+    check_engines,
+    choices,
+    recomputes,
+    spreads,
+)
 from fullbore.plan.ungiven import relieving
 
 __all__ = ["SLOWEST", "Plan", "Progress", "plan"]
@@ -100,6 +107,7 @@ class _Planner:
         self.question, self.top = question, top
         self.limit_bytes = question.limit_bytes
         self.evaluator = Evaluator(question)
+        self.cheap = cheap_recomputes(question)
         self.front = Front()
         self.kept: dict[tuple[Spread, str], Evaluated] = {}
         self.least: Evaluated | None = None  # of those that do not fit, the smallest
@@ -156,7 +164,7 @@ class _Planner:
             self._rescue(choice, made, held)
 
     def _rescue(self, choice: Choice, made: Choice, held: Floats) -> None:
-        """Other layers for each stage, or as few layers computed again as it takes.
+        """Other layers for each stage, or cheap modules or as few layers again as it takes.
 
         Where the ranks do not fit even on average, moving layers between them is not tried.
         """
@@ -165,6 +173,10 @@ class _Planner:
             if other is not None:
                 self._consider_variant(other)
         if choice.recompute == NONE and self.question.fixed.recompute is None:
+            for cheap in self.cheap:
+                least = self.evaluator.prices(made.spread).least_kept(cheap)
+                if float(held.max()) * least <= self.limit_bytes:
+                    self._consider_variant(replace(made, recompute=cheap))
             self._recompute_some(made)
 
     def _recompute_some(self, made: Choice) -> None:

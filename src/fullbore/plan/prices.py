@@ -113,6 +113,11 @@ class Prices:
         table = self.items(recompute)
         return np.asarray(table[Row.F] + table[Row.I] + table[Row.W])
 
+    def least_kept(self, recompute: Recompute) -> float:
+        """The least share of what any item keeps that it still keeps under a recomputation."""
+        plain, made = (self.items(what)[Row.KEPT] for what in (NONE, recompute))
+        return float((made[1:-1] / plain[1:-1]).min())
+
     def _items(self, ends: npt.NDArray[np.int64], recompute: Recompute) -> Floats:
         """All items; ends - 1: how many layers stand before each stage, and L."""
         if recompute.layers is None:
