@@ -323,9 +323,7 @@ def _looked_at(counts: Counts) -> str:
     if counts.spreads_pruned:
         told += f"; {counted(counts.spreads_pruned, 'more spread')} left out whole"
     further = counts.simulations - counts.simulated
-    return told + (
-        f"; {counted(further, 'more simulation')} to improve the best" if further else ""
-    )
+    return f"{told}; {further:,} more simulations to improve the best" if further else told
 
 
 def _whole_experts(question: Question) -> list[str]:
