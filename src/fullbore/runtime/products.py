@@ -97,7 +97,9 @@ class Interception:
     def leave(self, catcher: Catcher) -> None:
         """Torch's own functions come back when the last catcher has left."""
         with self._lock:
-            self._active = tuple(other for other in self._active if other is not catcher)
+            active = self._active
+            rest = () if active == (catcher,) else (one for one in active if one is not catcher)
+            self._active = tuple(rest)
             if not self._active:
                 functional.linear, torch.addmm = self._linear, self._addmm
 

@@ -10,7 +10,6 @@ hooks see one gradient a weight and microbatch, whichever way it came.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,52 +73,45 @@ class SplitBackward:
         self._queued: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
         self._current = Waiting()
+        self._catching = _Catching(self)
         self._used: dict[int, torch.Tensor] = {}  # what the current action multiplies with
         self._anchors: dict[torch.device, torch.Tensor] = {}
 
     # -- around a stage's actions ----------------------------------------------------------------
 
-    @contextmanager
-    def forward(self, microbatch: int) -> Iterator[None]:
+    def forward(self, microbatch: int) -> _Catching:
         """Around the forward of a microbatch."""
         self._current = self._waiting[microbatch] = Waiting()
-        with self._catching():
-            yield
-        self._current.is_new = False
+        return self._catching
 
-    @contextmanager
-    def again(self, microbatch: int) -> Iterator[None]:
+    def again(self, microbatch: int) -> _Catching:
         """Around a forward that is repeated: what it meets is treated as it was then."""
         self._current = self._waiting[microbatch]
-        with self._catching():
-            yield
+        return self._catching
 
-    @contextmanager
-    def input_half(self, microbatch: int) -> Iterator[None]:
+    def input_half(self, microbatch: int) -> _Catching:
         """Around I, and whatever is repeated in it."""
         self._current = self._waiting[microbatch]
         self._current.is_open = True
-        with self._catching():
-            yield
-        self._current.is_open = False
-        for parts in self._current.parts.values():
-            self._queued.update(id(p) for one in parts for p in one.product.parameters)
+        return self._catching
 
-    @contextmanager
-    def _catching(self) -> Iterator[None]:
-        if self._is_compiled:
-            yield
-            return
-        interception.enter(self)
-        try:
-            yield
-        finally:
+    def begin(self) -> None:
+        """From now on products are caught, on behalf of the current microbatch."""
+        if not self._is_compiled:
+            interception.enter(self)
+
+    def end(self) -> None:
+        """No more."""
+        if not self._is_compiled:
             interception.leave(self)
             self._used.clear()
+        self._current.is_new = self._current.is_open = False
 
     def weight_half(self, microbatch: int) -> None:
         """W: add what waits to the weights' .grad, letting go of it weight by weight."""
-        self._waiting.pop(microbatch).work_off()
+        waiting = self._waiting.pop(microbatch)
+        self._queued.update(waiting.parameters())
+        waiting.work_off()
 
     def reset(self) -> None:
         """Forget what waits: a failed step leaves nothing behind."""
@@ -240,6 +232,24 @@ class SplitBackward:
     def _multiplied(self, weight: nn.Parameter) -> int:
         """The elements of a matrix; a vector and an embedding multiply nothing."""
         return 0 if weight.dim() < 2 or id(weight) in self._embeddings else weight.numel()
+
+
+class _Catching:
+    """While entered, a stage's products are caught.
+
+    One for all actions of a stage: a generator for each would be new, and cold, in every action.
+    """
+
+    __slots__ = ("_split",)
+
+    def __init__(self, split: SplitBackward) -> None:
+        self._split = split
+
+    def __enter__(self) -> None:
+        self._split.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._split.end()
 
 
 class _Gate(torch.autograd.Function):

@@ -134,11 +134,11 @@ class StageRunner:
 
     def _run(self, microbatch: int, given: Any, leaves: Sequence[torch.Tensor]) -> Any:
         """Call for training, and remember the way back."""
-        with nullcontext() if self._offload is None else self._offload.forward(microbatch):
-            if self.recomputation is None:
-                result = self._call(given)
-            else:
-                result = self.recomputation.run(microbatch, self._call, given)
+        if self._offload is None:
+            result = self._computed(microbatch, given)
+        else:
+            with self._offload.forward(microbatch):
+                result = self._computed(microbatch, given)
         if self._carry is not None:
             result = self._hand_on(microbatch, result)
         if self._loss_fn is None:
@@ -148,6 +148,12 @@ class StageRunner:
         output, loss = result
         self._remember(microbatch, [loss], leaves, loss=loss)
         return output, loss
+
+    def _computed(self, microbatch: int, given: Any) -> Any:
+        """What `_call` gives, in such a way that what is dropped of it can be made again."""
+        if self.recomputation is None:
+            return self._call(given)
+        return self.recomputation.run(microbatch, self._call, given)
 
     def _call(self, given: Any, *, has_loss: bool = True) -> Any:
         """The module, and the loss behind it on the last stage; given: value, kwargs, target."""

@@ -55,6 +55,12 @@ class Waiting:
             parts = _Parts(product=product, x=x, gradient=gradient)
             self.parts.setdefault(id(product.weight), []).append(parts)
 
+    def parameters(self) -> Iterator[int]:
+        """The parameters, by id, whose gradients wait."""
+        for parts in self.parts.values():
+            for one in parts:
+                yield from map(id, one.product.parameters)
+
     def work_off(self) -> None:
         """W: add what waits to the weights' .grad, letting go of it weight by weight."""
         for work in self.work:

@@ -14,7 +14,7 @@ import torch
 from fullbore.compare import Length, Setting
 from fullbore.cost import Costs
 from fullbore.ir import Kind, Schedule
-from fullbore.runtime import PacedStage, Pipeline, paced_loss
+from fullbore.runtime import PacedStage, Pipeline, paced_loss, wake_on_time
 from fullbore.timeline import Timeline
 from fullbore.train.comparison import Machine, Made, Stepped
 from fullbore.train.team import Team
@@ -84,6 +84,7 @@ class PacedRunner:
         overlap: bool,
     ) -> None:
         """costs: how long each stage sleeps; message_bytes: of each activation and gradient."""
+        wake_on_time()
         self.schedule, self._costs = schedule, costs
         self._batch = _batch(schedule, message_bytes)
         slices = schedule.slices
