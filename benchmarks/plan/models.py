@@ -75,7 +75,16 @@ RUNS = (
         sequence=4096,
         more=(*_EXPERTS, "8,16,32,64", "--micro-batch-size", "1", "--precision", "fp8"),
     ),
-    Run(model="gpt3-175b.sh", cluster="a100:128x8", batch=1536, sequence=2048),
+    Run(
+        model="gpt3-175b.sh",
+        cluster="a100:128x8",
+        batch=1536,
+        sequence=2048,
+        more=(
+            *("--pipeline-model-parallel-size", "any", "--tensor-model-parallel-size", "any"),
+            *("--micro-batch-size", "any"),
+        ),
+    ),
 )
 
 

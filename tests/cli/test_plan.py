@@ -7,6 +7,7 @@ import re
 import signal
 
 import pytest
+from priced import CONFIGS
 
 from fullbore.cli.plan_tables import flags
 from fullbore.plan import Choice, Spread, planner
@@ -174,14 +175,106 @@ def test_a_preset_is_a_job_by_itself(fullbore, config, monkeypatch):
     assert "give --cluster and --global-batch-size too" in fullbore("plan", "--model", config).err
 
 
-def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
-    script = tmp_path / "train.sh"
-    script.write_text(
-        "--num-layers 12 --hidden-size 1024 --num-attention-heads 16 --ffn-hidden-size 4096 "
-        "--vocab-size 32000 --max-position-embeddings 1024 --seq-length 1024\n"
-    )
-    made = plan(fullbore, script, *FEW, "--json").json
-    assert made["model"] == "train"
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "train.sh"
+    file.write_text(SCRIPT)
+    return file
+
+
+SCRIPT = (
+    "--num-layers 12 --hidden-size 1024 --num-attention-heads 16 --ffn-hidden-size 4096 "
+    "--vocab-size 32000 --max-position-embeddings 512 --seq-length 512 --global-batch-size 16 "
+    "--micro-batch-size 2 --pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 "
+    "--num-layers-per-virtual-pipeline-stage 3 --bf16 --grad-reduce-in-bf16 "
+    "--recompute-granularity selective --recompute-modules layernorm mlp\n"
+)
+TAKEN = [
+    *("--global-batch-size 16", "--seq-length 512", "--micro-batch-size 2"),
+    *("--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"),
+    *("--num-virtual-stages-per-pipeline-rank 2", "--recompute-granularity selective"),
+    *("--recompute-modules layernorm,mlp", "--precision bf16", "--grad-reduce-in-bf16"),
+]
+
+
+def of_script(fullbore, script, *more, cluster="h100:1x8"):
+    return fullbore("plan", "--model", script, "--cluster", cluster, *more)
+
+
+def test_what_a_script_says_besides_the_model_holds(fullbore, script):
+    ran = of_script(fullbore, script, "--json")
+    assert ran.status == 0, ran.err
+    made = ran.json
+    assert (made["model"], made["seq_length"], made["global_batch_size"]) == ("train", 512, 16)
+    assert made["taken_from_model"] == TAKEN
+    for one in made["plans"]:
+        assert (one["pipeline_model_parallel_size"], one["tensor_model_parallel_size"]) == (2, 2)
+        assert (one["micro_batch_size"], one["virtual_stages"]) == (2, 2)
+        assert one["recompute"] == "selective, layernorm and mlp"
+    assert made["gradient_bytes"] == made["parameter_bytes"]  # both in 16 bits
+    said = of_script(fullbore, script, "--top", 1).out
+    assert "arguments of train that hold, since no others were typed: --global-batch" in said
+
+
+def test_what_is_typed_goes_before_a_script(fullbore, script):
+    free = "any"
+    flags = ("-p", free, "--tensor-model-parallel-size", free, "--micro-batch-size", "1,4")
+    made = of_script(fullbore, script, *flags, "--recompute-granularity", "none", "--json").json
+    assert made["taken_from_model"] == [*TAKEN[:2], *TAKEN[-2:]]
+    best = made["plans"][0]
+    assert best["recompute"] == "none" and best["micro_batch_size"] in (1, 4)
+    assert "--recompute-granularity none" in best["flags"]
+    again = of_script(fullbore, script, *best["flags"].split(), "--json").json
+    assert again["plans"] == [best]
+    typed = of_script(fullbore, script, "-p", 4, "--seq-length", 256, "--json").json
+    assert typed["seq_length"] == 256 and TAKEN[5] not in typed["taken_from_model"]
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "said"),
+    [
+        (
+            "",
+            ("--cluster", "h100:1x2"),
+            "(--tensor-model-parallel-size 2, --pipeline-model-parallel-size 2: from",
+        ),
+        ("", ("--seq-length", 513), "learned 512 positions; use at most 512"),
+        ("--global-batch-size 15", (), "(--global-batch-size 15, --micro-batch-size 2: from the"),
+        ("--micro-batch-size two", (), "--micro-batch-size two: it must be a whole number"),
+        ("--num-layers-per-virtual-pipeline-stage 5", (), "--num-layers-per-virtual"),
+        ("", ("--memory-limit", "1GB"), "no plan fits 0.93"),
+    ],
+)
+def test_what_a_script_says_is_blamed_for_what_cannot_be(fullbore, script, change, more, said):
+    script.write_text(f"{SCRIPT.strip()} {change}\n")
+    ran = of_script(fullbore, script, *more)
+    assert (ran.status, ran.out) == (2, "")
+    assert said in ran.err, ran.err
+
+
+def test_modules_that_are_made_again_can_be_asked_for(fullbore, config):
+    flags = ("--recompute-granularity", "selective", "--recompute-modules", "mlp,layernorm")
+    few = ("-p", 2, "--schedule", "1f1b", "--micro-batch-size", 1, "--json")
+    (best, *_) = plan(fullbore, config, *flags, *few).json["plans"]
+    assert best["recompute"] == "selective, layernorm and mlp"
+    assert "--recompute-modules layernorm,mlp" in best["flags"]
+    (whole, *_) = plan(fullbore, config, *few, "--recompute-granularity", "none").json["plans"]
+    assert best["peak_bytes"] < whole["peak_bytes"] and best["step_s"] > whole["step_s"]
+    assert whole["mfu"] == whole["hfu"] and best["hfu"] > best["mfu"]
+
+
+def test_precision_has_a_name_or_a_switch(fullbore, config):
+    few = ("-p", 2, "--schedule", "1f1b", "--micro-batch-size", 1, "--json")
+    made = [plan(fullbore, config, *few, *one).json for one in (("--precision", "fp8"), ("--fp8",))]
+    assert made[0] == made[1] and made[0]["precision"] == "fp8"
+    ran = plan(fullbore, config, *few, "--fp16", "--precision", "bf16")
+    assert "--fp16 and --precision bf16: give one precision" in ran.err
+
+
+def test_a_sequence_is_as_long_as_there_are_learned_positions(fullbore):
+    few = ("-p", 1, "--micro-batch-size", 1, "--global-batch-size", 8, "--cluster", "h100:1x4")
+    made = fullbore("plan", "--model", CONFIGS / "gpt2", *few, "--json").json
+    assert made["seq_length"] == 1024
 
 
 @pytest.mark.parametrize(
@@ -189,13 +282,19 @@ def test_megatron_arguments_name_a_model_too(fullbore, tmp_path):
     [
         (("--cluster", "h100:8y8"), "no number of devices"),
         (("--cluster", "z80:8x8"), "no device is called 'z80'; known are"),
-        (("-p", 3), "--pipeline-model-parallel-size 3 x tensor 1"),
+        (("-p", 3), "--pipeline-model-parallel-size 3 x --tensor-model-parallel-size 1 does"),
         (("--schedule", "1f1b,zb-v", "-g", 4), "1f1b and zb-v have no groups; leave it out"),
         (("-p", "two"), "--pipeline-model-parallel-size two: write a number"),
         (("--micro-batch-size", 5), "--global-batch-size 16 is no multiple"),
         (("--global-batch-size", 0), "--global-batch-size 0: it must be 1 or more"),
         (("--schedule", "dualpipe"), "--schedule dualpipe: plans are made with gpipe"),
         (("--memory-limit", "0.5x"), "write bytes, such as 70GB"),
+        (("--memory-limit", "-5GB"), "write bytes, such as 70GB"),
+        (("--recompute-modules", "mlp"), "needs --recompute-granularity selective"),
+        (
+            ("--recompute-granularity", "selective", "--recompute-modules", "moe"),
+            "--recompute-modules moe: small has no experts",
+        ),
         (("--memory-limit", "1GB"), "no plan fits 0.93"),
         (("--recompute-granularity", "some"), "none, selective or full"),
         (("--recompute-num-layers", 2), "needs --recompute-granularity full"),

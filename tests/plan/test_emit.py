@@ -56,6 +56,10 @@ def test_experts_beside_another_microbatch_are_told():
     ("recompute", "said"),
     [
         (Recompute(granularity="selective"), ["--recompute-granularity selective"]),
+        (
+            Recompute(granularity="selective", modules=("layernorm", "mlp")),
+            ["--recompute-granularity selective", "--recompute-modules layernorm mlp"],
+        ),
         (Recompute(granularity="full"), ["--recompute-method uniform --recompute-num-layers 1"]),
         (
             Recompute(granularity="full", layers=2),

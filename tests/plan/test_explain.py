@@ -9,8 +9,10 @@ from fullbore.cost.model.script import flags_of
 from fullbore.errors import ConfigError
 from fullbore.plan.emit import layout
 from fullbore.plan.explain import Job, explain
+from fullbore.plan.explain.advice import Desk
 from fullbore.plan.explain.asked import choice_of, precision_of, question_of
 from fullbore.plan.explain.edit import setting, without
+from fullbore.plan.explain.moves import moves
 from fullbore.plan.explain.nearest import judged, mended
 from fullbore.plan.explain.notes import notes_of
 from fullbore.plan.explain.stage_layout import layers_of_layout
@@ -432,6 +434,24 @@ def test_the_best_change_is_the_best_of_all_that_are_told():
     told = {one.edit.text for one in made.advice.changes}
     assert {"--micro-batch-size 2", f"{T} 1", f"{P} 1", "--overlap-grad-reduce"} <= told
     assert "--num-virtual-stages-per-pipeline-rank 2" in told
+
+
+def test_modules_that_are_recomputed_have_their_own_price():
+    again = "--recompute-granularity selective --recompute-modules"
+    changes = ("", *(f"{again} {names}" for names in ("layernorm", "layernorm moe_act", "moe")))
+    desk = Desk(None)
+    made = [desk.evaluate(job(EXPERTS, *filter(None, [change]))) for change in changes]
+    peaks, steps = ([getattr(one, name) for one in made] for name in ("peak_bytes", "step_s"))
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == len(peaks)
+    assert steps == sorted(steps) and len(set(steps)) == len(steps)
+    named = job(EXPERTS, f"{again} moe_act layernorm")
+    assert notes_of(named).unpriced == notes_of(job(EXPERTS)).unpriced
+    told = {edit.text for edit in moves(named)}
+    assert "--recompute-modules layernorm moe_act" not in told
+    assert {"--recompute-modules moe", "no --recompute-modules"} <= told
+    plain = {edit.text for edit in moves(job(EXPERTS))}
+    assert "--recompute-granularity selective, --recompute-modules moe" in plain
+    assert not any("shared_experts" in text or "mla_up_proj" in text for text in plain)
 
 
 def test_where_it_does_not_fit_the_cheapest_change_that_makes_it_fit_is_told():

@@ -68,6 +68,38 @@ def test_gradients_that_nothing_hides_take_a_ring():
     assert loads[1].reduction_s[0] == pytest.approx(1.5 * ring_s, rel=0.02)
 
 
+@pytest.mark.parametrize("cluster", ["h100:1x4", "h100:4x1"])
+def test_a_tied_head_far_from_its_embedding_adds_up_gradients(cluster):
+    """Two ranks exchange the whole gradient of the matrix, after the pipeline and all replicas."""
+    fixed = {"pipeline": (4,), "schedules": ("1f1b",), "microbatch_size": (1,), "cluster": cluster}
+    steps = []
+    for tied in (False, True):
+        evaluator, choice = _only(config={"tie_word_embeddings": tied}, **fixed)
+        steps.append(evaluator.step(choice))
+        assert evaluator.bound_s(choice) <= steps[-1].total_s
+    device, constants = (getattr(evaluator.question.cluster, n) for n in ("device", "constants"))
+    per_s, start_s = device.node_bytes_per_s * constants.node_share, constants.collective_s
+    if cluster == "h100:4x1":
+        per_s = device.network_bytes_per_s * constants.network_share
+        start_s += constants.network_step_s
+    exchanged_s = 32000 * 1024 * 4 / per_s + 2 * start_s
+    plain, tied = steps
+    assert tied.pipeline_s == pytest.approx(plain.pipeline_s)
+    assert tied.reduction_s - plain.reduction_s == pytest.approx(exchanged_s)
+    # One rank holds both ends of a V.
+    folded, choice = _only(
+        config={"tie_word_embeddings": True}, **{**fixed, "schedules": ("zb-v",)}
+    )
+    assert folded.load(choice).tied_s == 0.0
+
+
+def _only(**asked):
+    evaluator = Evaluator(ask(**asked))
+    (spread,) = spreads(evaluator.question)
+    (choice,) = choices(evaluator.question, spread)
+    return evaluator, evaluator.with_layers(choice)
+
+
 def test_idle_time_adds_up_on_every_rank(findings):
     idle = findings.idle
     step = findings.plan.evaluator.step(findings.winner.choice)

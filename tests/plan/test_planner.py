@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,8 +10,9 @@ import pytest
 from planning import ask
 
 from fullbore.cost.model import Recompute
-from fullbore.errors import ConfigError
+from fullbore.errors import ConfigError, ScheduleError
 from fullbore.plan import Choice, Evaluator, plan
+from fullbore.plan.engines import engine_of
 from fullbore.plan.planner import SLOWEST
 from fullbore.plan.space import choices, is_asked, recomputes, spreads
 
@@ -50,7 +52,7 @@ def test_no_plan_is_over_memory_and_none_that_was_simulated_is_faster(seen):
 def test_what_is_pruned_is_in_neither_list():
     question = ask(global_batch=8, microbatch_size=(1, 2))
     made = plan(question, top=3)
-    assert made.pruned > 0
+    assert made.counts.pruned > 0
     evaluator = Evaluator(question)
     every = [
         evaluator.evaluate(replace(choice, recompute=recompute))
@@ -85,11 +87,26 @@ def test_a_bound_is_below_every_simulation():
 def test_the_same_question_has_the_same_answer():
     first, again = (plan(ask(memory_limit_bytes=8 * GIB)) for _ in range(2))
     assert first.best == again.best and first.front == again.front
-    assert (first.candidates, first.simulated, first.pruned) == (
-        again.candidates,
-        again.simulated,
-        again.pruned,
-    )
+    assert first.counts == again.counts
+
+
+def test_counts_are_of_what_there_is(seen):
+    """Nothing is hopeless where all fits and everything is listed: each candidate is simulated."""
+    question = ask(global_batch=8, microbatch_size=(1, 2))
+    made = plan(question, top=10**6)
+    evaluator, exist = Evaluator(question), 0
+    for spread in spreads(question):
+        for choice in choices(question, spread):
+            for recompute in recomputes(question):
+                with suppress(ConfigError, ScheduleError):
+                    evaluator.held(evaluator.with_layers(replace(choice, recompute=recompute)))
+                    exist += 1
+    counts = made.counts
+    assert counts.spreads == len(spreads(question)) and not counts.spreads_pruned
+    assert (counts.candidates, counts.simulated) == (exist, exist)
+    assert counts.simulations == len(seen) > exist
+    few = plan(ask(memory_limit_bytes=6 * GIB), top=1).counts
+    assert few.spreads_pruned and few.too_large and few.pruned and few.simulated
 
 
 def test_fixed_flags_are_kept():
@@ -197,3 +214,27 @@ def test_where_nothing_fits_a_long_sequence_may_be_cut():
         plan(ask(**asked, memory_limit_bytes=12 * GIB))
     size = int(str(refused.value).partition("--context-parallel-size ")[2].partition(",")[0])
     assert plan(ask(**asked, context=(size,), memory_limit_bytes=12 * GIB)).winner.fits
+
+
+def test_where_nothing_fits_more_nodes_may_do():
+    limit = {"memory_limit_bytes": 2.5 * GIB}
+    with pytest.raises(ConfigError, match=r"give it 2 nodes of 4, with which P=2 TP=4 needs 2\.4"):
+        plan(ask(cluster="h100:1x4", **limit))
+    assert plan(ask(cluster="h100:2x4", **limit)).winner.fits
+
+
+def test_norms_are_made_again_where_that_is_all_it_takes():
+    common = {"pipeline": (2,), "tensor": (1,), "schedules": ("1f1b",), "microbatch_size": (4,)}
+    common["layers"] = (6, 6)
+    free = plan(ask(**common, sequence=4096))
+    norms = Recompute().changed("selective", modules=("layernorm",))
+    less = free.evaluator.evaluate(replace(free.winner.choice, recompute=norms))
+    assert less.peak_bytes < free.winner.peak_bytes and less.step_s > free.winner.step_s
+    made = plan(ask(**common, sequence=4096, memory_limit_bytes=less.peak_bytes))
+    assert made.winner.choice.recompute == norms
+    layers = replace(made.winner.choice, recompute=Recompute(granularity="full", layers=1))
+    other = made.evaluator.evaluate(layers)
+    assert not other.fits or other.step_s > made.winner.step_s
+    engines = {"engines": (engine_of("fullbore"),)}  # which makes whole layers again only
+    told = plan(ask(**common, **engines, sequence=4096, memory_limit_bytes=less.peak_bytes))
+    assert told.winner.choice.recompute.granularity != "selective"

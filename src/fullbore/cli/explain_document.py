@@ -10,7 +10,11 @@ __all__ = ["document"]
 
 _OF_A_SEARCH = (
     "complete",
+    "taken_from_model",
+    "spreads",
+    "spreads_pruned",
     "candidates",
+    "simulated",
     "simulations",
     "too_large",
     "pruned",

@@ -8,6 +8,15 @@ from typing import Annotated
 import typer
 
 from fullbore.cli.options import JsonFlag
+from fullbore.cli.precision_options import (
+    Bf16,
+    Fp8,
+    Fp8Weights,
+    Fp16,
+    Fp32,
+    PrecisionName,
+    precision_name,
+)
 from fullbore.cli.training_options import option
 
 __all__ = ["model"]
@@ -104,7 +113,7 @@ def model(
             _WORK,
             "--recompute-granularity",
             metavar="WHAT",
-            help="What is made again instead of kept: none, selective (the core of attention) or "
+            help="What is made again instead of kept: none, selective (some modules of a layer) or "
             "full (all of a layer but its input); none.",
         ),
     ] = None,
@@ -115,6 +124,16 @@ def model(
             "--recompute-num-layers",
             metavar="N",
             help="Of full: only the first N layers.",
+        ),
+    ] = None,
+    recompute_modules: Annotated[
+        str | None,
+        option(
+            _WORK,
+            "--recompute-modules",
+            metavar="NAME,...",
+            help="Of selective: what is made again, of core_attn (if not given), layernorm, "
+            "mla_up_proj, mlp, moe, moe_act and shared_experts.",
         ),
     ] = None,
     flash: Annotated[
@@ -135,20 +154,12 @@ def model(
             "Face's modules do, one operation after another.",
         ),
     ] = "fused",
-    bf16: Annotated[
-        bool, option(_STATES, "--bf16", help="16-bit weights and activations (if none is given).")
-    ] = False,
-    fp16: Annotated[
-        bool, option(_STATES, "--fp16", help="The same with another exponent.")
-    ] = False,
-    fp32: Annotated[bool, option(_STATES, "--fp32", help="32 bits everywhere.")] = False,
-    fp8: Annotated[
-        bool,
-        option(_STATES, "--fp8", help="8-bit inputs of products; weights stay in 16 bits."),
-    ] = False,
-    fp8_weights: Annotated[
-        bool, option(_STATES, "--fp8-param-gather", help="8-bit weights and inputs of products.")
-    ] = False,
+    precision: PrecisionName = None,
+    bf16: Bf16 = False,
+    fp16: Fp16 = False,
+    fp32: Fp32 = False,
+    fp8: Fp8 = False,
+    fp8_weights: Fp8Weights = False,
     data_parallel: Annotated[
         int | None,
         option(
@@ -230,9 +241,12 @@ def model(
             microbatch=microbatch,
             recompute=recompute,
             recompute_layers=recompute_layers,
+            recompute_modules=recompute_modules,
             flash=flash,
             kernels=kernels,
-            precisions=_named(bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights),
+            precision=precision_name(
+                precision, bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights
+            ),
             data_parallel=data_parallel,
             sharding=sharding or ("optim" if distributed_optimizer else None),
             causal=causal,
@@ -250,7 +264,3 @@ def model(
     print(summary(setting))
     if explain:
         print("", explanation(setting), sep="\n")
-
-
-def _named(**precisions: bool) -> tuple[str, ...]:
-    return tuple(name for name, given in precisions.items() if given)

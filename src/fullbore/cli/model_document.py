@@ -47,6 +47,9 @@ def _conventions(setting: Setting) -> dict[str, object]:
         "flash": setting.kernels.flash,
         "recompute": setting.recompute.granularity,
         "recompute_layers": setting.recompute.layers,
+        "recompute_modules": list(setting.recompute.modules)
+        if setting.recompute.granularity == "selective"
+        else [],
         "causal": setting.causal,
         "tensor": setting.split.tensor,
         "sequence_parallel": setting.split.sequence_parallel,

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar, cast
 from fullbore.cost.model.config import read_config
 from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.layer import pieces
+from fullbore.cost.model.legal import check_length
 from fullbore.cost.model.megatron import Given, given_by_flags, shape_of_flags
 from fullbore.cost.model.piece import Piece
 from fullbore.cost.model.script import read_flags
@@ -20,11 +21,10 @@ from fullbore.cost.model.states import Sharding, States, states_of_pieces
 from fullbore.cost.model.totals import Totals, active_parameters, totals
 from fullbore.errors import ConfigError
 
-__all__ = ["Asked", "Setting", "read_setting"]
+__all__ = ["Asked", "Setting", "modules_of", "read_setting", "usual_length"]
 
 _T = TypeVar("_T")
 _SEQUENCE = 4096
-_FLAGS_OF_PRECISIONS = {"fp8_weights": "--fp8-param-gather"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,10 @@ class Asked:
     microbatch: int | None
     recompute: str | None
     recompute_layers: int | None
+    recompute_modules: str | None
     flash: bool | None
     kernels: str
-    precisions: tuple[str, ...]
+    precision: str | None
     data_parallel: int | None
     sharding: str | None
     causal: bool
@@ -128,7 +129,7 @@ class Setting:
 def read_setting(asked: Asked) -> Setting:
     """The model and its price. Raises ModelError, or ConfigError naming the flag."""
     name, shape, given = _read_model(asked)
-    precision = Precision.named(_precision(asked, given))
+    precision = Precision.named(_first(asked.precision, given.precision, "bf16"))
     split = _split(asked, given)
     setting = Setting(
         name=name,
@@ -197,29 +198,25 @@ def _replicas(asked: Asked, split: Split) -> int:
 
 
 def _sequence(asked: Asked, given: Given, shape: ModelShape) -> int:
-    longest = shape.positions or None
-    default = min(_SEQUENCE, longest) if longest else _SEQUENCE
-    sequence = _first(asked.sequence, given.sequence, default)
-    if longest and sequence > longest:
-        raise ConfigError(
-            f"--seq-length {sequence}: this model has learned {longest} positions; use at most "
-            f"{longest}"
-        )
+    sequence = _first(asked.sequence, given.sequence, usual_length(shape))
+    check_length(shape, sequence)
     return sequence
 
 
+def usual_length(shape: ModelShape) -> int:
+    """Tokens of a sequence where nothing is said."""
+    return min(_SEQUENCE, shape.longest or _SEQUENCE)
+
+
 def _recompute(asked: Asked, given: Given) -> Recompute:
-    granularity = _first(asked.recompute, given.recompute, "none")
-    if granularity not in ("none", "selective", "full"):
-        raise ConfigError(
-            f"--recompute-granularity {granularity}: it must be none, selective or full"
-        )
-    layers = asked.recompute_layers
-    if layers is None and granularity == "full":
-        layers = given.recompute_layers
-    return Recompute(
-        granularity=cast(Literal["none", "selective", "full"], granularity), layers=layers
+    return (given.recompute or Recompute()).changed(
+        asked.recompute, layers=asked.recompute_layers, modules=modules_of(asked.recompute_modules)
     )
+
+
+def modules_of(text: str | None) -> list[str] | None:
+    """What --recompute-modules names, with commas or blanks between; None where it is not there."""
+    return None if text is None else text.replace(",", " ").split()
 
 
 def _kernels(asked: Asked, given: Given) -> Kernels:
@@ -229,13 +226,6 @@ def _kernels(asked: Asked, given: Given) -> Kernels:
         style=cast(Literal["eager", "fused"], asked.kernels),
         flash=_first(asked.flash, given.flash, True),
     )
-
-
-def _precision(asked: Asked, given: Given) -> str:
-    if len(asked.precisions) > 1:
-        flags = [_FLAGS_OF_PRECISIONS.get(name, f"--{name}") for name in asked.precisions]
-        raise ConfigError(f"{' and '.join(flags)}: give one precision")
-    return _first(*asked.precisions, given.precision, "bf16")
 
 
 def _check_rate(asked: Asked) -> None:

@@ -15,6 +15,16 @@ __all__ = ["Group", "conventions", "explanation", "groups", "summary"]
 
 _MIB, _GIGA = 2.0**20, 1e9
 
+_MODULES = {
+    "core_attn": "the core of attention",
+    "layernorm": "outputs of norms",
+    "mla_up_proj": "queries, keys and values from latents",
+    "mlp": "MLPs",
+    "moe": "mixtures of experts",
+    "moe_act": "activations of experts",
+    "shared_experts": "shared experts",
+}
+
 # One kind of piece: its title and the pieces, all of which cost the same.
 Group = tuple[str, tuple[Piece, ...]]
 
@@ -83,9 +93,13 @@ def conventions(setting: Setting) -> list[str]:
 def _recomputed(setting: Setting) -> str:
     what = setting.recompute
     if what.granularity == "full":
-        of = "every layer" if what.layers is None else f"the first {counted(what.layers, 'layer')}"
+        layers = len(setting.shape.layers)
+        number = layers if what.layers is None else min(what.layers, layers)
+        of = "every layer" if number == layers else f"the first {counted(number, 'layer')}"
         return f"{of}, all but its input"
-    return "the core of attention" if what.granularity == "selective" else "nothing"
+    if what.granularity == "none":
+        return "nothing"
+    return ", ".join(_MODULES[module] for module in what.modules)
 
 
 def _pieces(setting: Setting) -> str:

@@ -8,13 +8,33 @@ from typing import Annotated
 import typer
 
 from fullbore.cli.options import JOB, Cluster, JsonFlag
+from fullbore.cli.plan_options import (
+    Causal,
+    Flash,
+    OverlapExperts,
+    OverlapGradients,
+    OverlapMessages,
+    OverlapTensor,
+    SearchIterations,
+    SearchTime,
+)
+from fullbore.cli.precision_options import (
+    Bf16,
+    Fp8,
+    Fp8Weights,
+    Fp16,
+    Fp32,
+    PrecisionName,
+    precision_name,
+)
 from fullbore.cli.training_options import option
 
 __all__ = ["plan"]
 
-_FIXED = "What is decided already (several values, such as 4,8, are all tried)"
-_MODEL = "How times and memory are modelled"
-_EFFORT = "Schedules that have no name"
+_FIXED = (
+    "What is decided already (several values, such as 4,8, are all tried; any leaves open what "
+    "Megatron-LM's arguments say)"
+)
 _RESULT = "Result"
 
 Numbers = str | None
@@ -30,7 +50,7 @@ def plan(
             "--model",
             metavar="CONFIG",
             help="A Hugging Face config.json or its folder, or Megatron-LM's arguments in a .sh or "
-            ".yaml file.",
+            ".yaml file, whose batch, sequence length and sizes hold unless others are given here.",
         ),
     ] = None,
     cluster: Cluster = None,
@@ -54,8 +74,14 @@ def plan(
         ),
     ] = None,
     seq_length: Annotated[
-        int, option(JOB, "--seq-length", metavar="N", help="Tokens a sequence.")
-    ] = 4096,
+        int | None,
+        option(
+            JOB,
+            "--seq-length",
+            metavar="N",
+            help="Tokens a sequence: 4096, or as many as there are learned positions.",
+        ),
+    ] = None,
     memory_limit: Annotated[
         str | None,
         option(
@@ -168,6 +194,16 @@ def plan(
             help="Of full: only the first N layers of each stage.",
         ),
     ] = None,
+    recompute_modules: Annotated[
+        str | None,
+        option(
+            _FIXED,
+            "--recompute-modules",
+            metavar="NAME,...",
+            help="Of selective: core_attn (if not given), layernorm, mla_up_proj, mlp, moe, "
+            "moe_act, shared_experts.",
+        ),
+    ] = None,
     sequence_parallel: Annotated[
         bool | None,
         option(
@@ -185,78 +221,20 @@ def plan(
             "not given.",
         ),
     ] = None,
-    precision: Annotated[
-        str,
-        option(_MODEL, "--precision", metavar="NAME", help="bf16, fp16, fp8, fp8_weights or fp32."),
-    ] = "bf16",
-    flash: Annotated[
-        bool,
-        option(
-            _MODEL,
-            "--use-flash-attn/--no-flash-attn",
-            help="Whether attention is fused and keeps no scores.",
-        ),
-    ] = True,
-    causal: Annotated[
-        bool,
-        option(
-            _MODEL,
-            "--causal/--no-causal",
-            help="Whether model FLOPs leave out the half of attention that the mask hides.",
-        ),
-    ] = True,
-    overlap_p2p: Annotated[
-        bool,
-        option(
-            _MODEL,
-            "--overlap-p2p-communication/--no-overlap-p2p-communication",
-            help="Whether ranks compute while messages between stages travel.",
-        ),
-    ] = True,
-    overlap_grad_reduce: Annotated[
-        bool,
-        option(
-            _MODEL,
-            "--overlap-grad-reduce/--no-overlap-grad-reduce",
-            help="Whether gradients are summed over replicas beside the last backward.",
-        ),
-    ] = True,
-    tp_comm_overlap: Annotated[
-        bool,
-        option(
-            _MODEL,
-            "--tp-comm-overlap/--no-tp-comm-overlap",
-            help="Whether tensor-parallel messages of a forward travel beside its products.",
-        ),
-    ] = False,
-    overlap_experts: Annotated[
-        bool,
-        option(
-            _MODEL,
-            "--overlap-moe-expert-parallel-comm/--no-overlap-moe-expert-parallel-comm",
-            help="Whether tokens travel to experts and back beside another microbatch's work.",
-        ),
-    ] = False,
-    search_time: Annotated[
-        float,
-        option(
-            _EFFORT,
-            "--search-time",
-            metavar="S",
-            help="Seconds to search for schedules without a name, for the best plans; 0 if not "
-            "given. See fullbore search.",
-        ),
-    ] = 0.0,
-    search_iterations: Annotated[
-        int | None,
-        option(
-            _EFFORT,
-            "--search-iterations",
-            metavar="N",
-            help="Moves of that search at the most; where they end it, the answer is always the "
-            "same.",
-        ),
-    ] = None,
+    precision: PrecisionName = None,
+    bf16: Bf16 = False,
+    fp16: Fp16 = False,
+    fp32: Fp32 = False,
+    fp8: Fp8 = False,
+    fp8_weights: Fp8Weights = False,
+    flash: Flash = None,
+    causal: Causal = True,
+    overlap_p2p: OverlapMessages = None,
+    overlap_grad_reduce: OverlapGradients = None,
+    tp_comm_overlap: OverlapTensor = None,
+    overlap_experts: OverlapExperts = None,
+    search_time: SearchTime = 0.0,
+    search_iterations: SearchIterations = None,
     top: Annotated[int, option(_RESULT, "--top", metavar="N", help="How many plans to list.")] = 10,
     output: Annotated[
         Path | None,
@@ -323,8 +301,9 @@ def plan(
 
         show_preset(preset, typed=_typed(context), as_json=as_json)
         return
+    from fullbore.cli.plan_asked import Asked
     from fullbore.cli.plan_emit import Emission, typed_command
-    from fullbore.cli.plan_inputs import Asked, make_question
+    from fullbore.cli.plan_inputs import make_question
     from fullbore.cli.plan_run import Files, hand_over, run
     from fullbore.plan import Effort
     from fullbore.plan.emit import Targets
@@ -357,9 +336,12 @@ def plan(
             layers=stage_layers,
             recompute=recompute_granularity,
             recompute_layers=recompute_num_layers,
+            recompute_modules=recompute_modules,
             sequence_parallel=sequence_parallel,
             distributed=distributed_optimizer,
-            precision=precision,
+            precision=precision_name(
+                precision, bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights
+            ),
             flash=flash,
             causal=causal,
             overlap_messages=overlap_p2p,

@@ -9,8 +9,11 @@ from fullbore.plan import Evaluated
 from fullbore.plan.choice import recompute_name
 from fullbore.plan.figures import Figures
 from fullbore.plan.findings import Findings
+from fullbore.plan.question import Borrowed
 
 __all__ = ["document", "of_one"]
+
+_NOTHING = Borrowed()
 
 
 def document(findings: Findings) -> dict[str, object]:
@@ -26,13 +29,18 @@ def document(findings: Findings) -> dict[str, object]:
         "precision": question.precision.name,
         "causal": question.causal,
         "memory_limit_bytes": question.limit_bytes,
+        "taken_from_model": list(question.borrowed.taken),
         "complete": plan.complete,
-        "candidates": plan.candidates,
-        "simulations": plan.simulated,
-        "too_large": plan.too_large,
-        "pruned": plan.pruned,
+        "spreads": plan.counts.spreads,
+        "spreads_pruned": plan.counts.spreads_pruned,
+        "candidates": plan.counts.candidates,
+        "simulated": plan.counts.simulated,
+        "too_large": plan.counts.too_large,
+        "pruned": plan.counts.pruned,
+        "simulations": plan.counts.simulations,
         "plans": [
-            of_one(one, figures) for one, figures in zip(plan.best, findings.figures, strict=True)
+            of_one(one, figures, question.borrowed)
+            for one, figures in zip(plan.best, findings.figures, strict=True)
         ],
         "step_parts": asdict(findings.parts),
         "parameter_bytes": memory.parameters.tolist(),
@@ -60,16 +68,16 @@ def document(findings: Findings) -> dict[str, object]:
             }
             for one in findings.neighbours
         ],
-        "front": [_choice(one) for one in plan.front],
+        "front": [_choice(one, question.borrowed) for one in plan.front],
     }
 
 
-def of_one(one: Evaluated, figures: Figures) -> dict[str, object]:
-    """A plan with its rates."""
-    return {**_choice(one), **asdict(figures)}
+def of_one(one: Evaluated, figures: Figures, borrowed: Borrowed = _NOTHING) -> dict[str, object]:
+    """A plan with its rates. borrowed: as of `flags`."""
+    return {**_choice(one, borrowed), **asdict(figures)}
 
 
-def _choice(one: Evaluated) -> dict[str, object]:
+def _choice(one: Evaluated, borrowed: Borrowed) -> dict[str, object]:
     choice, spread = one.choice, one.choice.spread
     return {
         "pipeline_model_parallel_size": spread.pipeline,
@@ -89,5 +97,5 @@ def _choice(one: Evaluated) -> dict[str, object]:
         "step_s": one.step_s,
         "peak_bytes": one.peak_bytes,
         "worst_rank": one.worst_rank,
-        "flags": flags(choice),
+        "flags": flags(choice, borrowed),
     }

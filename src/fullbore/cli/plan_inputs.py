@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
 
+from fullbore.cli.model_inputs import modules_of, usual_length
+from fullbore.cli.plan_asked import ANY, Asked
+from fullbore.cli.plan_script import Said, said_by
 from fullbore.cost.hardware import Cluster, Overlap
 from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute
 from fullbore.cost.model.config import read_config
@@ -14,93 +16,88 @@ from fullbore.cost.model.megatron import shape_of_flags
 from fullbore.cost.model.script import read_flags
 from fullbore.errors import ConfigError
 from fullbore.plan import Fixed, Question
-from fullbore.plan.engines import Engine
+from fullbore.plan.explain import Job
 from fullbore.plan.programs import family_of
+from fullbore.plan.question import Borrowed
 from fullbore.search import MemoryLimit
 
-__all__ = ["Asked", "make_question", "memory_limit"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What was typed; None where it was not."""
-
-    model: str | None
-    cluster: str | None
-    global_batch: int | None
-    sequence: int
-    memory_limit: str | None
-    pipeline: str | None
-    tensor: str | None
-    context: str | None
-    expert: str | None
-    expert_tensor: int | None
-    microbatch_size: str | None
-    virtual_stages: str | None
-    group: str | None
-    schedule: str | None
-    layers: str | None
-    recompute: str | None
-    recompute_layers: int | None
-    sequence_parallel: bool | None
-    distributed: bool | None
-    precision: str
-    flash: bool
-    causal: bool
-    overlap_messages: bool
-    overlap_gradients: bool
-    overlap_tensor: bool
-    overlap_experts: bool
-    engines: tuple[Engine, ...]
+__all__ = ["blamed", "make_question", "memory_limit"]
 
 
 def make_question(asked: Asked) -> Question:
-    """Check what was typed. Raises ModelError or ConfigError naming the flag or the field."""
-    if asked.model is None or asked.cluster is None or asked.global_batch is None:
-        missing = {
-            "--model": asked.model,
-            "--cluster": asked.cluster,
-            "--global-batch-size": asked.global_batch,
-        }
-        named = " and ".join(flag for flag, value in missing.items() if value is None)
-        raise ConfigError(f"give {named} too, or --preset 64gpu-80layer")
-    shape = _shape(asked.model)
-    _check_positions(shape, asked.sequence)
-    return Question(
-        shape=shape,
-        cluster=Cluster.parse(asked.cluster),
-        global_batch=asked.global_batch,
-        sequence=asked.sequence,
-        precision=Precision.named(asked.precision),
-        kernels=Kernels(flash=asked.flash),
-        fixed=_fixed(asked, len(shape.layers)),
-        overlap=Overlap(forward=asked.overlap_tensor, expert=asked.overlap_experts),
-        memory_limit_bytes=memory_limit(asked.memory_limit),
-        overlap_messages=asked.overlap_messages,
-        overlap_gradients=asked.overlap_gradients,
-        causal=asked.causal,
+    """Check what was typed. Raises ModelError or ConfigError naming the flag or the field.
+
+    What Megatron's arguments say besides the model holds where nothing was typed.
+    """
+    if asked.model is None or asked.cluster is None:
+        raise _missing(asked)
+    cluster, path = Cluster.parse(asked.cluster), Path(asked.model)
+    if path.suffix.lower() not in (".sh", ".yaml", ".yml"):
+        said = Said(
+            asked=asked,
+            borrowed=Borrowed(),
+            precision=Precision.named(asked.precision or "bf16"),
+        )
+        return _question(said, cluster, _shape(path))
+    flags = read_flags(asked.model)
+    shape = replace(shape_of_flags(flags), name=path.stem)
+    said = said_by(Job(flags=flags, cluster=cluster), asked)
+    try:
+        return _question(said, cluster, shape)
+    except ConfigError as error:
+        raise blamed(error, said.borrowed, shape.name) from error
+
+
+def _missing(asked: Asked) -> ConfigError:
+    missing = {
+        "--model": asked.model,
+        "--cluster": asked.cluster,
+        "--global-batch-size": asked.global_batch,
+    }
+    named = " and ".join(flag for flag, value in missing.items() if value is None)
+    return ConfigError(f"give {named} too, or --preset 64gpu-80layer")
+
+
+def blamed(error: ConfigError, borrowed: Borrowed, model: str) -> ConfigError:
+    """The error, saying which of the flags that it names nobody typed."""
+    told = [flag for flag in borrowed.taken if flag.partition(" ")[0] in str(error).split()]
+    if not told:
+        return error
+    return ConfigError(
+        f"{error} ({', '.join(told)}: from the arguments of {model}; type another value, or "
+        f"{ANY} to leave a size open)"
     )
 
 
-def _shape(model: str) -> ModelShape:
-    """The model that a file describes, under the name of its folder or file."""
-    path = Path(model)
-    if path.suffix.lower() in (".sh", ".yaml", ".yml"):
-        return replace(shape_of_flags(read_flags(model)), name=path.stem)
+def _question(said: Said, cluster: Cluster, shape: ModelShape) -> Question:
+    asked = said.asked
+    if asked.global_batch is None:
+        raise _missing(asked)
+    return Question(
+        shape=shape,
+        cluster=cluster,
+        global_batch=asked.global_batch,
+        sequence=usual_length(shape) if asked.sequence is None else asked.sequence,
+        precision=said.precision,
+        kernels=Kernels(flash=asked.flash is not False),
+        fixed=_fixed(asked, len(shape.layers)),
+        overlap=Overlap(forward=bool(asked.overlap_tensor), expert=bool(asked.overlap_experts)),
+        memory_limit_bytes=memory_limit(asked.memory_limit),
+        overlap_messages=asked.overlap_messages is not False,
+        overlap_gradients=asked.overlap_gradients is not False,
+        causal=asked.causal,
+        borrowed=said.borrowed,
+    )
+
+
+def _shape(path: Path) -> ModelShape:
+    """The model that a configuration describes, under the name of its folder or file."""
     shape = shape_of(read_config(path))
     is_named = path.is_dir() or path.name != "config.json"
     return replace(
         shape,
         name=path.resolve().name.removesuffix(".json") if is_named else path.resolve().parent.name,
     )
-
-
-def _check_positions(shape: ModelShape, sequence: int) -> None:
-    if shape.positions and sequence > shape.positions:
-        raise ConfigError(
-            f"--seq-length {sequence}: this model has learned {shape.positions} positions; use at "
-            f"most {shape.positions}"
-        )
 
 
 def _fixed(asked: Asked, layers: int) -> Fixed:
@@ -130,8 +127,9 @@ def _fixed(asked: Asked, layers: int) -> Fixed:
 
 
 def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:
-    if text is None:
+    if text in (None, ANY):
         return None
+    assert text is not None
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
@@ -142,8 +140,9 @@ def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def _layers(text: str | None, layers: int) -> tuple[int, ...] | None:
-    if text is None:
+    if text in (None, ANY):
         return None
+    assert text is not None
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -158,25 +157,27 @@ def _layers(text: str | None, layers: int) -> tuple[int, ...] | None:
 
 def _recompute(asked: Asked) -> tuple[Recompute, ...] | None:
     what, number = asked.recompute, asked.recompute_layers
-    if what is None:
+    modules = modules_of(asked.recompute_modules)
+    if what == ANY or (what is None and modules is None):
         if number is not None:
             raise ConfigError("--recompute-num-layers needs --recompute-granularity full")
         return None
-    if what not in ("none", "selective", "full"):
-        raise ConfigError(f"--recompute-granularity {what}: it must be none, selective or full")
     if number is not None and (what != "full" or number < 1):
         raise ConfigError(
             f"--recompute-num-layers {number}: give 1 or more, with --recompute-granularity full"
         )
-    granularity = cast(Literal["none", "selective", "full"], what)
-    return (Recompute(granularity=granularity, layers=number),)
+    return (Recompute().changed(what, layers=number, modules=modules),)
 
 
 def memory_limit(text: str | None) -> float | None:
     """What a device may hold, bytes; None where nothing was typed. Raises ConfigError."""
     if text is None:
         return None
-    limit = MemoryLimit.parse(text)
+    refused = ConfigError(f"--memory-limit {text[:60]}: write bytes, such as 70GB or 72GiB")
+    try:
+        limit = MemoryLimit.parse(text)
+    except ConfigError:
+        raise refused from None
     if limit.unit != "bytes":
-        raise ConfigError(f"--memory-limit {text}: write bytes, such as 70GB or 72GiB")
+        raise refused
     return limit.amount

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import print_json, table
+from fullbore.cli.plan_run import progress
 from fullbore.cli.plan_tables import flags, layers_text
 from fullbore.cost.hardware import GIB
 from fullbore.errors import ConfigError
@@ -33,7 +34,8 @@ def show_preset(name: str, *, typed: Sequence[str], as_json: bool) -> None:
         raise ConfigError(
             f"--preset says everything itself but --json: leave {' and '.join(beside)} out"
         )
-    jobs = [job_of(tensor=tensor) for tensor in TENSOR]
+    with progress(keeps=False) as tell:
+        jobs = [job_of(tensor=tensor, report=tell) for tensor in TENSOR]
     if as_json:
         print_json({"preset": name, "jobs": [_document(job) for job in jobs]})
         return

@@ -12,6 +12,7 @@ from fullbore.cli.plan_tables import (
     neighbour_cells,
     parts_cells,
     points,
+    taken_text,
     totals,
 )
 from fullbore.plan.findings import Findings
@@ -41,7 +42,7 @@ def page(findings: Findings) -> str:
         panels=(),
         figure=picture,
         tables=tables,
-        notes=(headline(findings.plan.question), *_notes(findings)),
+        notes=(headline(findings.plan.question), *_taken(findings), *_notes(findings)),
         remarks=(
             Remarks(
                 title="How the figures are meant",
@@ -49,6 +50,11 @@ def page(findings: Findings) -> str:
             ),
         ),
     )
+
+
+def _taken(findings: Findings) -> list[str]:
+    question = findings.plan.question
+    return [f"arguments {taken_text(question)}"] if question.borrowed.taken else []
 
 
 def _notes(findings: Findings) -> list[str]:

@@ -16,6 +16,7 @@ from fullbore.cli.interrupt import interruptible
 from fullbore.cli.output import print_json, write
 from fullbore.cli.plan_document import document
 from fullbore.cli.plan_emit import Emission
+from fullbore.cli.plan_inputs import blamed
 from fullbore.cli.plan_page import page
 from fullbore.cli.plan_tables import report
 from fullbore.errors import ConfigError
@@ -23,7 +24,7 @@ from fullbore.ir import to_text
 from fullbore.plan import Effort, Plan, Progress, Question, plan
 from fullbore.plan.findings import Findings, findings_of
 
-__all__ = ["hand_over", "run"]
+__all__ = ["hand_over", "progress", "run"]
 
 _INTERRUPTED = 130
 
@@ -57,22 +58,25 @@ class Files:
 
 def run(question: Question, *, top: int, effort: Effort) -> Plan:
     """Plan, with progress on a terminal's stderr; leaves with 130 if stopped too early."""
-    with interruptible() as interrupted, _progress() as tell:
+    with interruptible() as interrupted, progress() as tell:
         try:
             return plan(
                 question, top=top, effort=effort, report=tell, stop=lambda: bool(interrupted)
             )
         except ConfigError as error:
             if not interrupted:
-                raise
+                raise blamed(error, question.borrowed, question.shape.name) from error
             reason = error
     print(f"fullbore: {reason}", file=sys.stderr)
     raise typer.Exit(_INTERRUPTED)
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal's stderr, and nothing where nobody looks."""
+def progress(*, keeps: bool = True) -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal's stderr, and nothing where nobody looks.
+
+    keeps: whether it says that Ctrl-C keeps the best.
+    """
     if not sys.stderr.isatty():
         yield lambda progress: None
         return
@@ -84,14 +88,18 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("pricing the model", total=None)
         yield lambda progress: bar.update(
-            task, total=progress.spreads, completed=progress.done, description=_line(progress)
+            task,
+            total=progress.spreads,
+            completed=progress.done,
+            description=_line(progress, keeps=keeps),
         )
 
 
-def _line(progress: Progress) -> str:
+def _line(progress: Progress, *, keeps: bool) -> str:
     best = "none fits yet" if progress.best_s is None else f"best {seconds(progress.best_s)}"
     made = counted(progress.simulated, "simulation")
-    return f"{progress.done} of {progress.spreads} spreads, {made}, {best}; Ctrl-C keeps it"
+    told = f"{progress.done} of {progress.spreads} spreads, {made}, {best}"
+    return f"{told}; Ctrl-C keeps it" if keeps else told
 
 
 def hand_over(made: Plan, files: Files, *, as_json: bool) -> None:

@@ -8,10 +8,13 @@ from textwrap import fill
 from fullbore.cli.figures import counted, percent, seconds
 from fullbore.cli.output import table
 from fullbore.cost.hardware import GIB
+from fullbore.cost.model import CORE
 from fullbore.cost.model.shape import Experts
 from fullbore.plan import Choice, Question
 from fullbore.plan.choice import recompute_name
+from fullbore.plan.counts import Counts
 from fullbore.plan.findings import Findings
+from fullbore.plan.question import Borrowed
 from fullbore.view.scatter import Point, scatter_text
 from fullbore.view.units import time_unit
 
@@ -29,8 +32,12 @@ __all__ = [
     "parts_cells",
     "points",
     "report",
+    "taken_text",
     "totals",
 ]
+
+_GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
+_NOTHING = Borrowed()
 
 Cells = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
@@ -50,7 +57,7 @@ _PARTS = {
 def report(findings: Findings) -> str:
     """Everything, for a terminal."""
     sections = [
-        headline(findings.plan.question),
+        "\n".join([headline(findings.plan.question), *_taken(findings.plan.question)]),
         "\n".join(_wrapped(title, text) for title, text in totals(findings)),
         _titled("the best plans", best_cells(findings)),
         _titled("memory of each rank, GiB", memory_cells(findings)),
@@ -81,30 +88,48 @@ def headline(question: Question) -> str:
     )
 
 
-def flags(choice: Choice) -> str:
-    """The choice as flags of `fullbore plan`, which are Megatron's as far as it has them."""
-    spread = choice.spread
+def _taken(question: Question) -> list[str]:
+    """Flags that were not typed."""
+    return [_wrapped("arguments", taken_text(question))] if question.borrowed.taken else []
+
+
+def taken_text(question: Question) -> str:
+    """Where flags came from that nobody typed."""
+    return (
+        f"of {question.shape.name} that hold, since no others were typed: "
+        f"{' '.join(question.borrowed.taken)}"
+    )
+
+
+def flags(choice: Choice, borrowed: Borrowed = _NOTHING) -> str:
+    """The choice as flags of `fullbore plan`, which are Megatron's as far as it has them.
+
+    borrowed: what came with the model, which a flag must contradict that is usually left out.
+    """
+    spread, said = choice.spread, borrowed.said
     told = [
         f"--pipeline-model-parallel-size {spread.pipeline}",
         f"--tensor-model-parallel-size {spread.tensor}",
     ]
     if spread.tensor > 1:
         told.append(_switch("sequence-parallel", on=spread.sequence_parallel))
-    if spread.context > 1:
+    if spread.context > 1 or "--context-parallel-size" in said:
         told.append(f"--context-parallel-size {spread.context}")
-    if spread.expert > 1:
+    if spread.expert > 1 or "--expert-model-parallel-size" in said:
         told.append(f"--expert-model-parallel-size {spread.expert}")
     if spread.expert_tensor is not None:
         told.append(f"--expert-tensor-parallel-size {spread.expert_tensor}")
     told.append(f"--micro-batch-size {spread.microbatch_size} --schedule {choice.schedule}")
-    if choice.virtual_stages > 1:
+    if choice.virtual_stages > 1 or "--num-virtual-stages-per-pipeline-rank" in said:
         told.append(f"--num-virtual-stages-per-pipeline-rank {choice.virtual_stages}")
-    if choice.group is not None and choice.group != spread.pipeline:
-        told.append(f"--microbatch-group-size-per-virtual-pipeline-stage {choice.group}")
-    if choice.layers is not None and len(set(choice.layers)) > 1:
+    if choice.group is not None and (choice.group != spread.pipeline or _GROUP in said):
+        told.append(f"{_GROUP} {choice.group}")
+    if choice.layers is not None and (len(set(choice.layers)) > 1 or "--stage-layers" in said):
         told.append(f"--stage-layers {','.join(map(str, choice.layers))}")
-    if choice.recompute.granularity != "none":
+    if choice.recompute.granularity != "none" or "--recompute-granularity" in said:
         told.append(f"--recompute-granularity {choice.recompute.granularity}")
+    if choice.recompute.modules != CORE:
+        told.append(f"--recompute-modules {','.join(choice.recompute.modules)}")
     if choice.recompute.layers is not None:
         told.append(f"--recompute-num-layers {choice.recompute.layers}")
     told.append(_switch("use-distributed-optimizer", on=spread.distributed))
@@ -121,7 +146,7 @@ def totals(findings: Findings) -> list[tuple[str, str]]:
     spread, limit = winner.choice.spread, question.limit_bytes
     attention = "causal half of attention" if question.causal else "all of attention"
     return [
-        ("best", flags(winner.choice)),
+        ("best", flags(winner.choice, question.borrowed)),
         (
             "batch",
             f"{counted(spread.data, 'replica')} of {counted(spread.microbatches, 'microbatch')}",
@@ -261,6 +286,7 @@ def neighbour_cells(findings: Findings) -> Cells:
 
 def points(findings: Findings) -> list[Point]:
     """Memory against time: the front, and the plans listed."""
+    borrowed = findings.plan.question.borrowed
     front = {id(one) for one in findings.plan.front}
     chosen = {(one.peak_bytes, one.step_s): one for one in findings.plan.best}
     chosen |= {(one.peak_bytes, one.step_s): one for one in findings.plan.front}
@@ -269,7 +295,8 @@ def points(findings: Findings) -> list[Point]:
             x=one.peak_bytes / GIB,
             y=one.step_s,
             front=id(one) in front,
-            label=f"{flags(one.choice)}: {one.peak_bytes / GIB:.1f} GiB, {seconds(one.step_s)}",
+            label=f"{flags(one.choice, borrowed)}: {one.peak_bytes / GIB:.1f} GiB, "
+            f"{seconds(one.step_s)}",
         )
         for one in chosen.values()
     ]
@@ -279,11 +306,24 @@ def conventions(findings: Findings) -> list[str]:
     """How the figures are meant, and how much was looked at."""
     plan = findings.plan
     return [
-        f"{plan.candidates:,} candidates, {plan.simulated:,} simulations; {plan.too_large:,} do "
-        f"not fit; {plan.pruned:,} were left out because of a lower bound on their step",
+        _looked_at(plan.counts),
         *_whole_experts(plan.question),
         allowance_text(plan.question),
     ]
+
+
+def _looked_at(counts: Counts) -> str:
+    """All numbers add up."""
+    number = counts.spreads - counts.spreads_pruned
+    told = (
+        f"{counts.candidates:,} candidates on {counted(number, 'spread')} of the devices: "
+        f"{counts.simulated:,} simulated, {counts.too_large:,} too large, {counts.pruned:,} left "
+        "out because of a lower bound on their step"
+    )
+    if counts.spreads_pruned:
+        told += f"; {counted(counts.spreads_pruned, 'more spread')} left out whole"
+    further = counts.simulations - counts.simulated
+    return f"{told}; {further:,} more simulations to improve the best" if further else told
 
 
 def _whole_experts(question: Question) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fullbore.cost.model import Recompute, Split
+from fullbore.cost.model import CORE, Recompute, Split
 
 __all__ = ["NONE", "Choice", "Spread", "recompute_name"]
 
@@ -83,7 +83,9 @@ class Choice:
 
 
 def recompute_name(recompute: Recompute) -> str:
-    """none, selective, full, or `full, 3 a stage`."""
-    if recompute.layers is None:
-        return recompute.granularity
-    return f"{recompute.granularity}, {recompute.layers} a stage"
+    """none, selective, `selective, layernorm and mlp`, full, or `full, 3 a stage`."""
+    if recompute.layers is not None:
+        return f"{recompute.granularity}, {recompute.layers} a stage"
+    if recompute.modules != CORE:
+        return f"{recompute.granularity}, {' and '.join(recompute.modules)}"
+    return recompute.granularity

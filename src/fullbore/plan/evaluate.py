@@ -163,6 +163,7 @@ class Evaluator:
             hop_s=layout.hop_s,
             message_bytes=self.prices(choice.spread).message_bytes,
             bandwidth_bytes_per_s=layout.hop_bytes_per_s,
+            offload_bytes_per_s=self.question.cluster.device.host_bytes_per_s,
         )
 
     def split_within_room(self, choice: Choice) -> Choice | None:

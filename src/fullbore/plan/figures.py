@@ -6,7 +6,7 @@ peak of all devices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fullbore.cost.model import Piece, Recompute, Split
 from fullbore.cost.model.layer import pieces
@@ -53,7 +53,7 @@ def _recomputed_flops(question: Question, choice: Choice) -> float:
     again = choice.recompute
     if again.granularity == "none":
         return 0.0
-    made = _pieces(question, Recompute(granularity=again.granularity))[1:-1]
+    made = _pieces(question, replace(again, layers=None))[1:-1]
     if again.layers is None:
         return sum(piece.recomputed_flops for piece in made)
     total, start = 0.0, 0

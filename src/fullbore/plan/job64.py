@@ -21,7 +21,7 @@ from fullbore.plan.choice import NONE, Choice, Spread, recompute_name
 from fullbore.plan.evaluate import Evaluator
 from fullbore.plan.figures import figures
 from fullbore.plan.parts import parts_of
-from fullbore.plan.planner import plan
+from fullbore.plan.planner import Progress, plan
 from fullbore.plan.question import Fixed, Question
 from fullbore.plan.splits import even
 from fullbore.schedules import gpipe
@@ -99,9 +99,9 @@ def question_of(*, tensor: int, overlap: bool = True) -> Question:
     )
 
 
-def job_of(*, tensor: int) -> Job:
-    """The job with this tensor parallelism, which decides M."""
-    made = plan(question_of(tensor=tensor), top=100)
+def job_of(*, tensor: int, report: Callable[[Progress], None] = lambda progress: None) -> Job:
+    """The job with this tensor parallelism, which decides M. report: as of `plan`."""
+    made = plan(question_of(tensor=tensor), top=100, report=report)
     evaluator, spread = made.evaluator, made.winner.choice.spread
 
     def row(name: str, choice: Choice) -> Row:

@@ -26,7 +26,8 @@ class Load:
     rank's stages. busy_s [P]: of all of them. parameters, gradients, optimizer, buffers: bytes [P].
     reduction_s [P]: gradients and weights on their way to and from replicas, exposed. optimizer_s:
     of the slowest rank. step_share: of the pipeline's time, lost to what is not modelled.
-    hop_s, occupancy_s: of messages between stages, as `Costs` has them.
+    hop_s, occupancy_s: of messages between stages, as `Costs` has them. tied_s: of the sum of a
+    tied head's gradient and its embedding's, 0 where one rank has both.
     """
 
     sums: StageSums
@@ -43,6 +44,7 @@ class Load:
     step_share: float
     hop_s: float
     occupancy_s: float
+    tied_s: float
 
     @property
     def ranks(self) -> int:
@@ -85,6 +87,7 @@ def load_of(
         step_share=question.cluster.constants.step_share,
         hop_s=layout.hop_s,
         occupancy_s=prices.message_bytes / layout.hop_bytes_per_s,
+        tied_s=_tied_s(question, layout, sums, home),
     )
 
 
@@ -132,6 +135,14 @@ def _messages(
             sent_s[rank] += known[count][0]
             gathered_s[rank] += known[count][1]
     return sent_s, gathered_s
+
+
+def _tied_s(question: Question, layout: Layout, sums: StageSums, home: Indices) -> float:
+    """An all_reduce between the ranks of the two ends, after their replicas' (as Megatron does)."""
+    if home[0] == home[-1]:
+        return 0.0
+    size = float(sums[Row.TIED][-1]) * question.precision.gradient
+    return layout.collective_s("all_reduce", size, "ends")
 
 
 def _buffers(prices: Prices, home: Indices) -> Floats:

@@ -12,7 +12,7 @@ from fullbore.plan.evaluate import Evaluated, Evaluator
 from fullbore.plan.parts import Parts, parts_of
 from fullbore.plan.programs import RUNNABLE, groups
 from fullbore.plan.question import Question
-from fullbore.plan.space import is_asked, make_spread
+from fullbore.plan.space import cheap_recomputes, is_asked, make_spread
 from fullbore.plan.splits import even
 from fullbore.schedules import Family
 
@@ -133,7 +133,7 @@ def _changed(
     yield from _other_spreads(question, base)
     yield from _other_stages(base)
     yield from _other_schedules(choice, known)
-    yield from _other_recomputation(choice)
+    yield from _other_recomputation(question, choice)
     yield from _other_split(question, choice)
 
 
@@ -213,9 +213,9 @@ def of_family(choice: Choice, family: Family) -> Choice:
     return replace(choice, schedule=family.name, virtual_stages=v, group=group, layers=None)
 
 
-def _other_recomputation(choice: Choice) -> Iterator[tuple[str, Choice]]:
+def _other_recomputation(question: Question, choice: Choice) -> Iterator[tuple[str, Choice]]:
     selective, full = (Recompute(granularity=g) for g in ("selective", "full"))
-    for other in (NONE, selective, full):
+    for other in (NONE, selective, *cheap_recomputes(question), full):
         if other != choice.recompute:
             yield f"recompute {recompute_name(other)}", replace(choice, recompute=other)
 

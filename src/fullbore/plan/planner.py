@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fullbore.cost.model import Recompute
 from fullbore.errors import ConfigError, ScheduleError
 from fullbore.plan.choice import NONE, Choice, Spread
+from fullbore.plan.counts import Counts
 from fullbore.plan.evaluate import Evaluated, Evaluator
 from fullbore.plan.found import Effort, searched
 from fullbore.plan.front import Front
@@ -20,7 +21,14 @@ from fullbore.plan.neighbours import faster
 from fullbore.plan.prices import Floats
 from fullbore.plan.question import Question
 from fullbore.plan.refine import refined
-from fullbore.plan.space import can_recompute, check_engines, choices, recomputes, spreads
+from fullbore.plan.space import (
+    can_recompute,
+    cheap_recomputes,
+    check_engines,
+    choices,
+    recomputes,
+    spreads,
+)
 from fullbore.plan.ungiven import relieving
 
 __all__ = ["SLOWEST", "Plan", "Progress", "plan"]
@@ -46,19 +54,14 @@ class Plan:
     """The best plans, fastest first, one for each spread and schedule; all of them fit.
 
     known: the fastest of each spread and schedule that was looked at. front: plans that none beats
-    in both memory and time. candidates: how many there were.
-    simulated: how many simulations were made. too_large: candidates that do not fit, pruned:
-    those left out by a bound. complete: whether all were considered.
+    in both memory and time. counts: how much was looked at. complete: whether all of it was.
     """
 
     question: Question
     best: tuple[Evaluated, ...]
     known: Mapping[tuple[Spread, str], Evaluated]
     front: tuple[Evaluated, ...]
-    candidates: int
-    simulated: int
-    too_large: int
-    pruned: int
+    counts: Counts
     complete: bool
     evaluator: Evaluator
 
@@ -104,21 +107,23 @@ class _Planner:
         self.question, self.top = question, top
         self.limit_bytes = question.limit_bytes
         self.evaluator = Evaluator(question)
+        self.cheap = cheap_recomputes(question)
         self.front = Front()
         self.kept: dict[tuple[Spread, str], Evaluated] = {}
         self.least: Evaluated | None = None  # of those that do not fit, the smallest
         self.refused: str | None = None  # why the first choice that does not exist does not
-        self.candidates = self.too_large = self.pruned = 0
+        self.counts = Counts()
         self._slowest_shown_s = float("inf")
 
     def run(self, report: Callable[[Progress], None], stop: Callable[[], bool]) -> bool:
         """Consider everything; False where it was stopped."""
         found = spreads(self.question)
         order = sorted(found, key=self.floor_s)
+        self.counts.spreads = len(order)
         for done, spread in enumerate(order):
             report(self._progress(done, len(order)))
             if self._is_hopeless(self.floor_s(spread)):
-                self.pruned += 1
+                self.counts.spreads_pruned += 1
                 continue
             for choice in choices(self.question, spread):
                 if stop():
@@ -143,16 +148,15 @@ class _Planner:
             self.refused = self.refused or str(error)
 
     def _consider(self, choice: Choice) -> None:
-        self.candidates += 1
         made = self.evaluator.with_layers(choice)
         if self._is_hopeless(self.evaluator.bound_s(made)):
-            self.pruned += 1
+            self.counts.pruned += 1
             return
         held = self.evaluator.held(made)
         if float(held.max()) <= self.limit_bytes:
             self._simulate(made, held)
             return
-        self.too_large += 1
+        self.counts.too_large += 1
         one = self.evaluator.judged(made, held, step_s=float("inf"))
         if self.least is None or one.peak_bytes < self.least.peak_bytes:
             self.least = one
@@ -160,7 +164,7 @@ class _Planner:
             self._rescue(choice, made, held)
 
     def _rescue(self, choice: Choice, made: Choice, held: Floats) -> None:
-        """Other layers for each stage, or as few layers computed again as it takes.
+        """Other layers for each stage, or cheap modules or as few layers again as it takes.
 
         Where the ranks do not fit even on average, moving layers between them is not tried.
         """
@@ -169,6 +173,10 @@ class _Planner:
             if other is not None:
                 self._consider_variant(other)
         if choice.recompute == NONE and self.question.fixed.recompute is None:
+            for cheap in self.cheap:
+                least = self.evaluator.prices(made.spread).least_kept(cheap)
+                if float(held.max()) * least <= self.limit_bytes:
+                    self._consider_variant(replace(made, recompute=cheap))
             self._recompute_some(made)
 
     def _recompute_some(self, made: Choice) -> None:
@@ -192,18 +200,20 @@ class _Planner:
         return float(self.evaluator.held(made).max()) <= self.limit_bytes
 
     def _consider_variant(self, made: Choice) -> None:
-        self.candidates += 1
         held = self.evaluator.held(made)
         if float(held.max()) <= self.limit_bytes:
             self._simulate(made, held)
+        else:
+            self.counts.too_large += 1
 
     def _simulate(self, made: Choice, held: Floats) -> None:
         bound_s, most = self.evaluator.bound_s(made), float(held.max())
         if bound_s > self._slowest_shown_s and (
             self._is_hopeless(bound_s) or self.front.is_beaten(peak_bytes=most, step_s=bound_s)
         ):
-            self.pruned += 1
+            self.counts.pruned += 1
             return
+        self.counts.simulated += 1
         step_s = self.evaluator.step(made).total_s
         self.keep(self.evaluator.judged(made, held, step_s=step_s))
 
@@ -242,10 +252,7 @@ class _Planner:
             best=self._best()[: self.top],
             known=dict(self.kept),
             front=self.front.members,
-            candidates=self.candidates,
-            simulated=self.evaluator.simulated,
-            too_large=self.too_large,
-            pruned=self.pruned,
+            counts=replace(self.counts, simulations=self.evaluator.simulated),
             complete=complete,
             evaluator=self.evaluator,
         )

@@ -6,7 +6,7 @@ not depend on where it is cut, so it is worked out once for each way in which la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -24,7 +24,7 @@ __all__ = ["Prices", "Row", "StageSums", "layout_of", "message_bytes", "prices_o
 
 Floats = npt.NDArray[np.float64]
 
-_FULL, _SELECTIVE = Recompute(granularity="full"), Recompute(granularity="selective")
+_FULL = Recompute(granularity="full")
 
 
 class Row(IntEnum):
@@ -79,22 +79,21 @@ class StageSums:
         return np.asarray(self.rows[row])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prices:
-    """Items [len(Row), L + 2] with nothing recomputed, with selective and with full recomputation.
+    """Tables of items [len(Row), L + 2], one a recomputation, each priced when it is asked for.
 
-    message_bytes: between two stages, one microbatch, one way.
+    table: makes one. message_bytes: between two stages, one microbatch, one way.
     """
 
-    none: Floats
-    selective: Floats
-    full: Floats
-    message_bytes: float
+    def __init__(self, table: Callable[[Recompute], Floats], *, message_bytes: float) -> None:
+        self.message_bytes = message_bytes
+        self._table = table
+        self._tables: dict[Recompute, Floats] = {}
 
     @property
     def layers(self) -> int:
         """L."""
-        return int(self.none.shape[1]) - 2
+        return int(self.items(NONE).shape[1]) - 2
 
     def sums(self, layers: Sequence[int], recompute: Recompute) -> StageSums:
         """Stages of these many layers each [S]; the embedding first, the head last."""
@@ -114,19 +113,26 @@ class Prices:
         table = self.items(recompute)
         return np.asarray(table[Row.F] + table[Row.I] + table[Row.W])
 
+    def least_kept(self, recompute: Recompute) -> float:
+        """The least share of what any item keeps that it still keeps under a recomputation."""
+        plain, made = (self.items(what)[Row.KEPT] for what in (NONE, recompute))
+        return float((made[1:-1] / plain[1:-1]).min())
+
     def _items(self, ends: npt.NDArray[np.int64], recompute: Recompute) -> Floats:
         """All items; ends - 1: how many layers stand before each stage, and L."""
         if recompute.layers is None:
             return self.items(recompute)
-        again = np.zeros(self.none.shape[1], dtype=np.bool_)
+        again = np.zeros(self.layers + 2, dtype=np.bool_)
         for start, end in pairwise(ends.tolist()):
             again[start : min(start + recompute.layers, end)] = True
-        return np.where(again, self.full, self.none)
+        return np.where(again, self.items(_FULL), self.items(NONE))
 
     def items(self, recompute: Recompute) -> Floats:
         """Items [len(Row), L + 2]; where only some layers of a stage are made again, with none."""
-        tables = {"none": self.none, "selective": self.selective, "full": self.full}
-        return self.none if recompute.layers is not None else tables[recompute.granularity]
+        whole = recompute if recompute.layers is None else NONE
+        if whole not in self._tables:
+            self._tables[whole] = self._table(whole)
+        return self._tables[whole]
 
 
 def layout_of(question: Question, spread: Spread) -> Layout:
@@ -151,17 +157,12 @@ def prices_of(question: Question, spread: Spread) -> Prices:
         overlap=question.overlap,
     )
     plain = _pieces(question, spread, NONE)
-    tables = [
-        _rows(plain, _pieces(question, spread, recompute), roofline)
-        for recompute in (NONE, _SELECTIVE, _FULL)
-    ]
-    none, selective, full = tables
-    return Prices(
-        none=none,
-        selective=selective,
-        full=full,
-        message_bytes=message_bytes(question, spread),
-    )
+
+    def table(recompute: Recompute) -> Floats:
+        made = plain if recompute == NONE else _pieces(question, spread, recompute)
+        return _rows(plain, made, roofline)
+
+    return Prices(table, message_bytes=message_bytes(question, spread))
 
 
 def message_bytes(question: Question, spread: Spread) -> float:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 from fullbore.cost.hardware import GIB, Cluster, Overlap
 from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute
+from fullbore.cost.model.legal import check_length
 from fullbore.errors import ConfigError
 from fullbore.plan.engines import Engine
 
-__all__ = ["Allowance", "Fixed", "Question"]
+__all__ = ["Allowance", "Borrowed", "Fixed", "Question"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +52,24 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Borrowed:
+    """Flags that came with the model. taken: those that hold, with their values, since no others
+    were typed. said: the names of all of them.
+    """
+
+    taken: tuple[str, ...] = ()
+    said: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """Everything that a plan depends on.
 
     global_batch: sequences a step. sequence: tokens of one. memory_limit_bytes: of a device, all of
     its memory where None. overlap_messages: whether ranks compute while messages between stages
     travel. overlap_gradients: whether gradients are summed beside the backward. causal: whether
-    model FLOPs leave out the half of attention that the mask hides.
+    model FLOPs leave out the half of attention that the mask hides. borrowed: where some of it
+    came from; for printing.
     """
 
     shape: ModelShape
@@ -73,6 +85,7 @@ class Question:
     overlap_messages: bool = True
     overlap_gradients: bool = True
     causal: bool = True
+    borrowed: Borrowed = field(default_factory=Borrowed)
 
     def __post_init__(self) -> None:
         for flag, value in (
@@ -81,6 +94,7 @@ class Question:
         ):
             if value < 1:
                 raise ConfigError(f"{flag} {value}: it must be 1 or more")
+        check_length(self.shape, self.sequence)
         device, limit = self.cluster.device, self.memory_limit_bytes
         device.peak_flop_per_s(self.precision.name)
         if limit is not None and not 0 < limit <= device.memory_bytes:

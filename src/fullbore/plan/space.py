@@ -12,6 +12,7 @@ from math import isqrt
 
 from fullbore.cost.model import Recompute
 from fullbore.cost.model.legal import check
+from fullbore.cost.model.shape import Experts, LatentAttention, LayerShape
 from fullbore.errors import ConfigError
 from fullbore.plan.choice import NONE, Choice, Spread
 from fullbore.plan.engines import check_choice, check_recompute, check_spread, refusal
@@ -22,6 +23,7 @@ from fullbore.schedules import Family
 
 __all__ = [
     "can_recompute",
+    "cheap_recomputes",
     "check_engines",
     "choices",
     "is_asked",
@@ -83,8 +85,8 @@ def make_spread(
     if devices % one:
         legal = _divisors(devices // (tensor * context))
         raise ConfigError(
-            f"--pipeline-model-parallel-size {pipeline} x tensor {tensor} x context {context} does "
-            f"not divide the {devices} devices of {question.cluster.name}: with these use "
+            f"--pipeline-model-parallel-size {pipeline} x {_cut(tensor, context)} does not divide "
+            f"the {devices} devices of {question.cluster.name}: with these use "
             f"P = {_near(legal, pipeline)}"
         )
     data = devices // one
@@ -109,7 +111,7 @@ def make_spread(
         spread.split,
         sequence=question.sequence,
         microbatch=microbatch_size,
-        recompute=NONE,
+        recompute=(fixed.recompute or (NONE,))[0],
     )
     return spread
 
@@ -175,6 +177,23 @@ def recomputes(question: Question) -> tuple[Recompute, ...]:
             for one in tried:
                 check_recompute(engine, one)
     return tuple(left)
+
+
+def cheap_recomputes(question: Question) -> tuple[Recompute, ...]:
+    """Modules whose outputs alone are let go, which costs little: the norms, and all that there
+    are; as far as all engines that are asked for can.
+    """
+    has = {
+        "mla_up_proj": any(isinstance(one.attention, LatentAttention) for one in _kinds(question)),
+        "moe_act": any(isinstance(one.mlp, Experts) for one in _kinds(question)),
+    }
+    more = [module for module, is_there in has.items() if is_there]
+    made = [Recompute().changed("selective", modules=("layernorm", *m)) for m in ((), more)]
+    return tuple(one for one in dict.fromkeys(made) if can_recompute(question, one))
+
+
+def _kinds(question: Question) -> Iterable[LayerShape]:
+    return dict.fromkeys(question.shape.layers)
 
 
 def can_recompute(question: Question, recompute: Recompute) -> bool:
@@ -286,9 +305,15 @@ def _check_stage(question: Question, *, tensor: int, context: int) -> None:
     else:
         use = f"T = {_near(_divisors(devices), tensor)}"
     raise ConfigError(
-        f"--tensor-model-parallel-size {tensor} x --context-parallel-size {context} does not "
-        f"divide the {devices} devices of {question.cluster.name}: use {use}"
+        f"{_cut(tensor, context)} does not divide the {devices} devices of "
+        f"{question.cluster.name}: use {use}"
     )
+
+
+def _cut(tensor: int, context: int) -> str:
+    """What cuts a layer, as typed."""
+    told = f"--tensor-model-parallel-size {tensor}"
+    return told if context == 1 else f"{told} x --context-parallel-size {context}"
 
 
 def _check_pipeline(question: Question, pipeline: int) -> None:

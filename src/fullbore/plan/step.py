@@ -2,8 +2,9 @@
 
 Gradients of a rank can travel as soon as its last microbatch's backward has made them. Overlapped,
 they cost what is longer than that backward, and weights gathered (ZeRO-1) what is longer than a
-first forward; else all of it comes after the rank's last action. The optimizer waits for the
-gradients of all ranks, whose norm it needs.
+first forward; else all of it comes after the rank's last action. A tied head and its embedding on
+different ranks add up their gradients then. The optimizer waits for the gradients of all ranks,
+whose norm it needs.
 """
 
 from __future__ import annotations
@@ -52,9 +53,13 @@ def step_of(load: Load, rehearsal: Rehearsal, *, overlap: bool) -> Step:
 def after(load: Load, ends_s: Floats) -> Step:
     """The step of a pipeline whose ranks end at these times [P]."""
     pipeline_s = float(ends_s.max())
+    summed_s = ends_s + load.reduction_s
+    if load.tied_s:
+        ends = [int(load.home[0]), int(load.home[-1])]
+        summed_s[ends] = summed_s[ends].max() + load.tied_s
     return Step(
         pipeline_s=pipeline_s,
-        reduction_s=float((ends_s + load.reduction_s).max()) - pipeline_s,
+        reduction_s=float(summed_s.max()) - pipeline_s,
         optimizer_s=load.optimizer_s,
         lost_s=pipeline_s * load.step_share,
     )

@@ -180,6 +180,33 @@ def test_tokens_on_their_way_to_experts_are_waited_for_unless_another_microbatch
             assert seconds.exposed_s == pytest.approx(left * whole_s)
 
 
+@pytest.mark.parametrize(("context", "node"), [(2, True), (4, True), (8, True), (4, False)])
+def test_keys_and_values_go_round_beside_attention(context, node):
+    """Ring attention by hand: C steps of attention, a part on its way during each but the last."""
+    cluster = Cluster.parse("h100:1x8" if node else "h100:8x8")
+    layout = Layout(cluster=cluster, context=context, tensor=1 if node else 8)
+    per_s = 450e9 * HOPPER.node_share if node else 50e9 * HOPPER.network_share
+    line = Roofline(layout=layout, precision=BF16)
+    for size in (1e6, 1e8, 1e9):
+        told = (("all_gather", "F"), ("all_gather", "I"), ("reduce_scatter", "I"))
+        priced = line.priced(
+            layer(
+                collectives=tuple(
+                    Collective(name="kv", kind=kind, bytes=size, group="context", action=action)
+                    for kind, action in told
+                )
+            )
+        )
+        part_s = size / context / per_s + HOPPER.hop_s
+        once_s = priced.forward.attention_s / context
+        waited_s = sum(max(0.0, part_s - once_s) for _ in range(context - 1))
+        assert priced.forward.exposed_s == pytest.approx(waited_s)
+        once_s = priced.input_grad.attention_s / context
+        waited_s = sum(max(0.0, 2 * part_s - once_s) for _ in range(context - 1)) + part_s
+        assert priced.input_grad.exposed_s == pytest.approx(waited_s)
+    assert line.priced(layer()).input_grad.exposed_s == 0.0
+
+
 def test_a_product_waits_for_what_it_reads():
     gathered = roofline().priced(layer(collectives=(message("I", "all_gather"),)))
     scattered = roofline().priced(layer(collectives=(message("I"),)))

@@ -249,11 +249,88 @@ def test_recomputation_is_hardware_flops_and_comes_back_for_a_while():
 def test_full_recomputation_makes_mfu_three_quarters_of_hfu():
     # Narayanan et al. print HFU with full recomputation (FACTS, section 4); the head is not redone.
     whole = totals(priced(gpt(), sequence=2048, recompute=FULL)[1:-1])
-    seconds, peak = 0.5, 312e12
-    share = whole.mfu(seconds=seconds, peak_flops_per_s=peak) / whole.hfu(
-        seconds=seconds, peak_flops_per_s=peak
+    assert whole.model_flops / whole.hardware_flops == pytest.approx(0.75)
+
+
+def selective(*modules):
+    return Recompute().changed("selective", modules=modules)
+
+
+DROPPED = {
+    ("llama3-8b", "core_attn"): {"softmax statistics"},
+    ("llama3-8b", "layernorm"): {"attention input", "mlp input"},
+    ("llama3-8b", "mlp"): {"mlp gate", "mlp up", "mlp down input"},
+    ("deepseek-v3", "mla_up_proj"): {
+        *("queries", "keys", "values", "query latent", "key and value latent"),
+    },
+    ("deepseek-v3", "moe_act"): {"experts down input"},
+    ("deepseek-v3", "shared_experts"): {
+        *("shared expert gate", "shared expert up", "shared expert down input"),
+    },
+    ("deepseek-v3", "moe"): {
+        *("router scores", "experts input", "experts gate", "experts up", "experts down input"),
+        *("experts output", "shared expert gate", "shared expert up", "shared expert down input"),
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "module"), DROPPED)
+def test_a_module_that_is_made_again_drops_its_own_tensors(name, module):
+    config = example(name)
+    plain, made = (priced(config, recompute=what)[-2] for what in (Recompute(), selective(module)))
+    dropped = DROPPED[name, module]
+    assert kept(plain).keys() - kept(made).keys() == dropped
+    assert made.rebuilt_bytes == plain.kept_bytes - made.kept_bytes
+    assert made.rebuilt_bytes == sum(kept(plain)[tensor] for tensor in dropped)
+    assert made.held_bytes == plain.held_bytes
+    assert made.weights == plain.weights
+
+
+def test_a_module_that_is_made_again_repeats_its_own_forward():
+    split = Split(tensor=8, sequence_parallel=True, expert=8, expert_tensor=1)
+
+    def repeated(*modules):
+        layer = priced(example("deepseek-v3"), split=split, recompute=selective(*modules))[-2]
+        products = {p.name for p in layer.products if p.recomputed}
+        moved = {t.name for t in layer.traffic if t.action == "R"}
+        return products, moved, {m.name for m in layer.collectives if m.action == "R"}
+
+    assert repeated("layernorm") == (set(), {"attention norm", "mlp norm"}, set())
+    assert repeated("moe_act") == (set(), {"experts activation"}, set())
+    products, moved, messages = repeated("mla_up_proj")
+    assert products == {"query up", "key and value up"}
+    assert moved == {"query norm", "key and value norm", "rotary positions"}
+    assert messages == {"query up input", "key and value up input"}
+    products, moved, messages = repeated("moe")
+    assert products >= {"router", "experts gate and up", "experts down", "shared expert down"}
+    assert {"tokens to experts", "tokens from experts", "shared expert down output"} <= messages
+    assert {"permutation", "experts activation"} <= moved
+    both = repeated("layernorm", "moe_act")
+    assert both[1] == {"attention norm", "mlp norm", "experts activation"}
+
+
+def test_what_a_module_is_made_again_from_stays_in_16_bits():
+    fp8 = {"precision": Precision.named("fp8")}
+    plain, made, norms = (
+        kept(priced(example("llama3-8b"), recompute=what, **fp8)[1])
+        for what in (Recompute(), selective("mlp"), selective("mlp", "layernorm"))
     )
-    assert share == pytest.approx(0.75)
+    assert made["mlp input"] == 2 * plain["mlp input"]
+    assert "mlp input" not in norms
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("mla_up_proj", "llama has no latent attention; leave it out"),
+        ("moe", "llama has no experts"),
+        ("moe_act", "llama has no experts"),
+        ("shared_experts", "llama has no shared experts"),
+    ],
+)
+def test_a_module_that_a_model_has_not_is_refused(module, said):
+    with pytest.raises(ConfigError, match=f"--recompute-modules {module}: {said}"):
+        priced(example("llama3-8b"), recompute=selective(module))
 
 
 def test_what_is_held_between_the_halves_of_a_backward():

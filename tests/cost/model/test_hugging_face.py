@@ -21,7 +21,7 @@ def without(config, key):
     ("config", "message"),
     [
         (SMOLLM2 | {"model_type": "mamba"}, "type 'mamba'.*known are bloom, cohere"),
-        (SMOLLM2 | {"model_type": None}, "type None"),
+        (SMOLLM2 | {"model_type": None}, "model_type is missing"),
         (SMOLLM2 | {"num_local_experts": 8}, "num_local_experts says a mixture of experts"),
         (SMOLLM2 | {"kv_lora_rank": 512}, "kv_lora_rank says latent attention"),
         (SMOLLM2 | {"text_config": {}, "layer_types": ["linear_attention"] * 30}, "'linear_atten"),

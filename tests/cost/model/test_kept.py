@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from priced import priced
 
-from fullbore.cost.model import Kernels, Precision
+from fullbore.cost.model import Kernels, Precision, Recompute
 from fullbore.cost.model.totals import totals
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from real_models import FAMILIES, real, small_config  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
 BATCH, SEQUENCE = 2, 64
+NONE = Recompute()
 NO_DROPOUT = dict.fromkeys(
     (
         "attention_dropout",
@@ -56,13 +60,14 @@ def saved_bytes(model) -> int:
     return sum(sizes.values())
 
 
-def told(config, *, precision: str, attention: str):
+def told(config, *, precision: str, attention: str, recompute: Recompute = NONE):
     """Pieces at the price of an implementation that fuses nothing."""
     return priced(
         config.to_dict(),
         sequence=SEQUENCE,
         microbatch=BATCH,
         precision=Precision.named(precision),
+        recompute=recompute,
         kernels=Kernels(style="eager", flash=attention == "sdpa"),
     )
 
@@ -78,6 +83,17 @@ def test_kept_bytes_of_a_family(family, precision):
         kept = totals(told(config, precision=precision, attention=attention)).kept_bytes
         within = CLOSER.get(family, 0.005)
         assert kept == pytest.approx(saved_bytes(model), rel=within), attention
+
+
+@pytest.mark.parametrize(("family", "module"), [("llama", "mlp"), ("mixtral", "moe")])
+def test_kept_bytes_where_a_module_is_made_again(family, module):
+    config = small_config(family, FAMILIES[family][0], **NO_DROPOUT)
+    model = real(config, dtype=torch.bfloat16, attention="sdpa")
+    for layer in model.model.layers:
+        layer.mlp.forward = partial(checkpoint, layer.mlp.forward, use_reentrant=True)
+    again = Recompute().changed("selective", modules=(module,))
+    pieces = told(config, precision="bf16", attention="sdpa", recompute=again)
+    assert totals(pieces).kept_bytes == pytest.approx(saved_bytes(model), rel=0.0005)
 
 
 @pytest.mark.parametrize("precision", sorted(PRECISIONS))

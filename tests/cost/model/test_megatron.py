@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from priced import CONFIGS, example, priced
 
+from fullbore.cost.model import Recompute
 from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.megatron import given_by_flags, shape_of_flags
 from fullbore.cost.model.script import flags_of, read_flags
@@ -156,7 +157,8 @@ def test_a_yaml_file_is_understood(tmp_path):
 )
 def test_recomputation_as_flags_say_it(flags, what, layers):
     given = given_by_flags(flags_of(flags))
-    assert (given.recompute, given.recompute_layers) == (what, layers)
+    told = given.recompute
+    assert told == (what and Recompute(granularity=what, layers=layers))
 
 
 @pytest.mark.parametrize(
@@ -213,11 +215,16 @@ def test_an_mlp_is_gated_by_either_flag():
     assert shape_of_flags(flags_of(geglu)).layers[0].mlp.gated
 
 
-def test_what_else_selective_recomputation_makes_again_is_refused():
+def test_what_selective_recomputation_makes_again_is_read():
     told = "--recompute-granularity selective --recompute-modules "
-    assert given_by_flags(flags_of(told + "core_attn")).recompute == "selective"
-    with pytest.raises(ConfigError, match="cannot price --recompute-modules moe layernorm"):
-        given_by_flags(flags_of(told + "moe layernorm"))
+    plain = Recompute(granularity="selective")
+    assert given_by_flags(flags_of(told + "core_attn")).recompute == plain
+    given = given_by_flags(flags_of(told + "moe layernorm")).recompute
+    assert given == Recompute(granularity="selective", modules=("layernorm", "moe"))
+    with pytest.raises(ConfigError, match="--recompute-modules norms: it must be of core_attn, la"):
+        given_by_flags(flags_of(told + "norms"))
+    # Without that granularity Megatron-LM does not look at them.
+    assert given_by_flags(flags_of("--recompute-modules mlp")).recompute is None
 
 
 def test_a_text_without_flags_is_refused():

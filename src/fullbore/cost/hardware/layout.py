@@ -16,7 +16,7 @@ from functools import cache
 from math import lcm
 
 from fullbore.cost.hardware.cluster import Cluster
-from fullbore.cost.hardware.links import Ring, collective_s
+from fullbore.cost.hardware.links import Ring, collective_s, turn_s
 from fullbore.errors import ConfigError
 
 __all__ = ["Layout"]
@@ -64,11 +64,16 @@ class Layout:
         return self.tensor * self.context * self.data * self.pipeline
 
     def ring(self, group: str) -> Ring:
-        """The ranks of a group: tensor, context, expert, data, gradient or expert_gradient.
+        """The ranks of a group: tensor, context, expert, data, gradient, expert_gradient or ends.
 
         gradient: the ranks whose gradients of dense weights are summed, context times data;
-        expert_gradient: the same for the weights of experts.
+        expert_gradient: the same for the weights of experts. ends: the two ranks of the first and
+        the last stage that hold the same part of a tied embedding.
         """
+        if group == "ends":  # where ranks are more than a node's, no node has both for all pairs
+            size = min(2, self.pipeline)
+            alone = size > 1 and self.ranks > self.cluster.device.gpus_per_node
+            return Ring(size=size, in_node=1 if alone else size)
         stride, size = self._shape(group)
         return Ring(size=size, in_node=self._in_node(stride, size))
 
@@ -77,6 +82,10 @@ class Layout:
         cluster = self.cluster
         ring = self.ring(group)
         return collective_s(kind, size_bytes, ring, cluster.device, cluster.constants)
+
+    def turn_s(self, size_bytes: float, group: str) -> float:
+        """Seconds of a turn round a group's neighbours, as `links.turn_s`."""
+        return turn_s(size_bytes, self.ring(group), self.cluster.device, self.cluster.constants)
 
     @property
     def hops_leave(self) -> bool:

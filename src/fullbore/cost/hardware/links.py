@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fullbore.cost.hardware.device import Constants, Device
 
-__all__ = ["Ring", "all_to_all_s", "collective_s"]
+__all__ = ["Ring", "all_to_all_s", "collective_s", "turn_s"]
 
 # How often each byte crosses a ring.
 _TURNS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -55,6 +55,20 @@ def all_to_all_s(size_bytes: float, ring: Ring, device: Device, constants: Const
     within_s = within / (device.node_bytes_per_s * constants.node_share)
     beyond_s = beyond / (device.network_bytes_per_s * constants.network_share)
     return max(within_s, beyond_s) + _start_s(ring, constants)
+
+
+def turn_s(size_bytes: float, ring: Ring, device: Device, constants: Constants) -> float:
+    """Seconds in which the parts of a tensor of size_bytes go round from neighbour to neighbour.
+
+    All ranks send theirs at once, n - 1 times; where a message leaves the node it has the network
+    share of one device.
+    """
+    if ring.size == 1:
+        return 0.0
+    per_s = min(device.node_bytes_per_s, device.pair_bytes_per_s) * constants.node_share
+    if ring.leaves:
+        per_s = min(per_s, device.network_bytes_per_s * constants.network_share)
+    return (ring.size - 1) * (size_bytes / ring.size / per_s + constants.hop_s)
 
 
 def _ring_bytes_per_s(ring: Ring, device: Device, constants: Constants) -> float:

@@ -117,13 +117,13 @@ class Roofline:
 
     def _forward(self, piece: Piece, action: Action, *, recomputed: bool) -> Seconds:
         products = [p for p in piece.products if p.recomputed or not recomputed]
-        made = [(self.product_s(product), self._is_fused(product)) for product in products]
+        made = [(self.product_s(product), not product.weight) for product in products]
         found = self._seconds(piece, action, made, hides=self.overlap.forward)
         cast = [p.rows * p.inner * p.count for p in products if p.weight and not p.wide]
         return self._with_casts(found, cast)
 
     def _input_grad(self, piece: Piece) -> Seconds:
-        made = [(self._input_grad_s(each), self._is_fused(each)) for each in piece.products]
+        made = [(self._input_grad_s(each), not each.weight) for each in piece.products]
         found = self._seconds(piece, "I", made, hides=self.overlap.backward)
         cast = [
             each.rows * each.columns * each.count
@@ -195,10 +195,11 @@ class Roofline:
         self, piece: Piece, action: Action, made: list[tuple[float, bool]], *, hides: bool
     ) -> Seconds:
         """The parts of an action. made: seconds of each product, and whether it is attention's."""
-        products_s = sum(time_s for time_s, fused in made if not fused)
+        fused_s = sum(time_s for time_s, core in made if core and self.kernels.flash)
+        products_s = sum(time_s for time_s, _ in made) - fused_s
         computed = Seconds(
             products_s=products_s,
-            attention_s=sum(time_s for time_s, fused in made if fused),
+            attention_s=fused_s,
             traffic_s=sum(
                 self._traffic_s(traffic.bytes) + self._constants.kernel_s
                 for traffic in piece.traffic
@@ -207,11 +208,28 @@ class Roofline:
         )
         messages = [message for message in piece.collectives if message.action == action]
         to_experts = [message for message in messages if message.group == "expert"]
-        others = [message for message in messages if message.group != "expert"]
+        around = [message for message in messages if message.group == "context"]
+        others = [message for message in messages if message.group == "tensor"]
         exposed_s = self._exposed_s(others, products_s if hides else 0.0) + self._exposed_s(
             to_experts, computed.total_s if self.overlap.expert else 0.0
         )
+        exposed_s += self._around_s(around, sum(time_s for time_s, core in made if core))
         return replace(computed, exposed_s=exposed_s)
+
+    def _around_s(self, messages: Sequence[Collective], attention_s: float) -> float:
+        """What is left of keys and values on their way round context-parallel ranks.
+
+        While a rank computes with one of the C parts the next one arrives, so that C - 1 of C parts
+        of attention hide what takes no longer. Their gradients go round one part behind, and the
+        last message, which takes them home, has nothing beside it.
+        """
+        ring = self.layout.ring("context")
+        turns = [(self.layout.turn_s(one.bytes, one.group), one.kind) for one in messages]
+        hidden_s = attention_s * (ring.size - 1) / ring.size
+        homeward_s = sum(time_s for time_s, kind in turns if kind == "reduce_scatter")
+        return max(0.0, sum(time_s for time_s, _ in turns) - hidden_s) + homeward_s / max(
+            1, ring.size - 1
+        )
 
     def _exposed_s(self, messages: Sequence[Collective], beside_s: float) -> float:
         """What is left of messages next to beside_s of computation that does not wait for them.

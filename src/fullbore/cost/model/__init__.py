@@ -2,9 +2,11 @@
 
 from fullbore.cost.model.piece import Collective, Kept, Piece, Product, Traffic, Weights
 from fullbore.cost.model.shape import ModelShape
-from fullbore.cost.model.split import Kernels, Precision, Recompute, Split
+from fullbore.cost.model.split import CORE, RECOMPUTE_MODULES, Kernels, Precision, Recompute, Split
 
 __all__ = [
+    "CORE",
+    "RECOMPUTE_MODULES",
     "Collective",
     "Kept",
     "Kernels",

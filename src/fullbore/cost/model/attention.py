@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fullbore.cost.model.frame import Frame, Part, join, moves
+from fullbore.cost.model.frame import Frame, Part, again_with, join, moves
 from fullbore.cost.model.linear import entering, leaving, matrix
 from fullbore.cost.model.norms import norm
 from fullbore.cost.model.piece import Action, Collective, Kept, Product, Weights
 from fullbore.cost.model.shape import Attention
+from fullbore.cost.model.split import RecomputeModule
 
 __all__ = ["Core", "attention", "core", "counted_share"]
 
@@ -29,7 +30,8 @@ class Core:
 
     width: of a query and a key, value_width: of a value. window, softcap: as in `Attention`.
     joined: width of the tensor that unfused values are a view of, 0 for their own. assembled:
-    whether unfused queries are put together of a rotated part and another.
+    whether unfused queries are put together of a rotated part and another. made: the module that
+    makes queries, keys and values again.
     """
 
     heads: int
@@ -40,6 +42,7 @@ class Core:
     softcap: bool = False
     joined: int = 0
     assembled: bool = False
+    made: frozenset[RecomputeModule] = frozenset()
 
 
 def attention(frame: Frame, shape: Attention) -> tuple[Part, ...]:
@@ -97,11 +100,18 @@ def _rotation(frame: Frame, *, elements: float, shape: Attention) -> Part:
 
 
 def core(frame: Frame, shape: Core) -> tuple[Part, ...]:
-    """Scores, softmax and values; what selective recomputation makes again is marked."""
+    """Scores, softmax and values; its inputs stay where it is made again."""
     return (
-        Part(kept=_inputs(frame, shape), collectives=_exchange(frame, shape)),
-        Part(products=_products(frame, shape), kept=_scores(frame, shape), core=True),
-        _softmax_traffic(frame, shape),
+        Part(kept=_inputs(frame, shape), again=shape.made),
+        *again_with(
+            "core_attn",
+            Part(
+                products=_products(frame, shape),
+                kept=(*_outputs(frame, shape), *_scores(frame, shape)),
+                collectives=_exchange(frame, shape),
+            ),
+            _softmax_traffic(frame, shape),
+        ),
     )
 
 
@@ -143,18 +153,23 @@ def _products(frame: Frame, shape: Core) -> tuple[Product, ...]:
 
 
 def _inputs(frame: Frame, shape: Core) -> tuple[Kept, ...]:
-    """Queries, keys and values, and the output where its product keeps another copy of it."""
+    """Queries, keys and values."""
     if frame.eager:
         return _unfused_inputs(frame, shape)
-    kept = [
+    return (
         frame.whole("queries", shape.heads * shape.width),
         frame.whole("keys", shape.groups * shape.width),
         frame.whole("values", shape.groups * shape.value_width),
-    ]
-    if frame.kernels.flash and frame.precision.product_input != frame.bytes:
-        # The kernel's own copy: the product that follows keeps it in fewer bits.
-        kept.append(frame.whole("attention output", shape.heads * shape.value_width))
-    return tuple(kept)
+    )
+
+
+def _outputs(frame: Frame, shape: Core) -> tuple[Kept, ...]:
+    """The kernel's own output, where the product that follows keeps another copy of it."""
+    # Unfused, a query that was put together lies head by head, and so does the kernel's output.
+    narrower = frame.precision.product_input != frame.bytes
+    if not frame.kernels.flash or not (shape.assembled if frame.eager else narrower):
+        return ()
+    return (frame.whole("attention output", shape.heads * shape.value_width),)
 
 
 def _unfused_inputs(frame: Frame, shape: Core) -> tuple[Kept, ...]:
@@ -170,9 +185,6 @@ def _unfused_inputs(frame: Frame, shape: Core) -> tuple[Kept, ...]:
         kept.append(frame.whole("values, and what they are a view of", shape.joined))
     else:
         kept.append(frame.whole("values", groups * shape.value_width))
-    if flash and shape.assembled:
-        # A query that was put together lies head by head, and so does the kernel's output.
-        kept.append(frame.whole("attention output", shape.heads * shape.value_width))
     return tuple(kept)
 
 
@@ -207,7 +219,7 @@ def _softmax_traffic(frame: Frame, shape: Core) -> Part:
             backward=(size + elements, size),
         )
         part = join(part, dropout)
-    return replace(part, core=True)
+    return part
 
 
 def _exchange(frame: Frame, shape: Core) -> tuple[Collective, ...]:

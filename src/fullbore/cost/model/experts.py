@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fullbore.cost.model.frame import Frame, Part, moves
+from fullbore.cost.model.frame import Frame, Part, again_with, moves
 from fullbore.cost.model.linear import matrix
 from fullbore.cost.model.mlp import activated, activation_traffic, mlp
 from fullbore.cost.model.piece import Action, Collective, Kept, Product, Weights
@@ -21,11 +21,12 @@ __all__ = ["experts"]
 
 def experts(frame: Frame, shape: Experts) -> tuple[Part, ...]:
     """All steps; the input, which the layer's norm made, is kept by the layer."""
-    return (
+    return again_with(
+        "moe",
         *_router(frame, shape),
         _dispatch(frame, shape),
         *_matrices(frame, shape),
-        *_shared(frame, shape),
+        *again_with("shared_experts", *_shared(frame, shape)),
     )
 
 
@@ -119,8 +120,12 @@ def _matrices(frame: Frame, shape: Experts) -> tuple[Part, ...]:
         _grouped(
             frame, shape, first, inner=frame.hidden, columns=width * (2 if shape.gated else 1)
         ),
-        Part(kept=inside),
-        activation_traffic(frame, "experts", elements=pairs * width, gated=shape.gated),
+        Part(kept=inside[:-1]),
+        *again_with(
+            "moe_act",
+            activation_traffic(frame, "experts", elements=pairs * width, gated=shape.gated),
+            Part(kept=inside[-1:]),
+        ),
         _grouped(frame, shape, "experts down", inner=width, columns=frame.hidden),
         Part(kept=_outputs(frame, pairs)),
         Part(weights=_biases(shape, local, first, width, frame.hidden) if shape.bias else ()),

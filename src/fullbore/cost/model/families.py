@@ -25,6 +25,11 @@ def known() -> tuple[str, ...]:
 def family_of(data: Mapping[str, object]) -> Family:
     """The family that a configuration names. Raises ModelError where it has no price."""
     name = data.get("model_type")
+    if name is None:
+        raise ModelError(
+            f"model_type is missing in the model's configuration: it says which family it is of, "
+            f"{', '.join(known())}"
+        )
     if not isinstance(name, str) or name not in _FAMILIES:
         raise ModelError(
             f"cannot price a model of type {name!r} (model_type); known are {', '.join(known())}"
@@ -204,7 +209,8 @@ def _opt(config: Config) -> Family:
         out_bias=bias,
         mlp_bias=bias,
         tied=True,
-        positions=2048 + 2,
+        positions=2048,
+        unused_positions=2,
         rotary=0.0,
         dropout=0.1,
     )

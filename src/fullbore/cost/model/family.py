@@ -41,6 +41,7 @@ class Family:
     is not grouped and nothing is said. asks_window: whether there is a window only where
     `use_sliding_window` says so. A bias is there, or not, or as a key says that is
     named. norms_before, norms_after, parallel: as in `LayerShape`. latent: attention of low rank.
+    positions, unused_positions: as in `ModelShape`, but the first, a default, without the second.
     dropout: its default. unfused: as in `ModelShape`.
     """
 
@@ -67,6 +68,7 @@ class Family:
     windows: Windows = "none"
     asks_window: bool = False
     positions: int | None = None
+    unused_positions: int = 0
     embedding_norm: bool = False
     rotary: float = 1.0
     sinks: bool = False

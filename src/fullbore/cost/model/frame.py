@@ -6,14 +6,14 @@ C  tokens where the sequence is cut too: T / t with sequence parallelism, else T
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from fullbore.cost.model.piece import Action, Collective, Kept, Product, Traffic, Weights
 from fullbore.cost.model.shape import Unfused
-from fullbore.cost.model.split import Kernels, Precision, Split
+from fullbore.cost.model.split import Kernels, Precision, RecomputeModule, Split
 
-__all__ = ["Frame", "Part", "join", "moves"]
+__all__ = ["Frame", "Part", "again_with", "join", "keeping", "moves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +85,9 @@ class Frame:
 class Part:
     """One step of a piece, such as the projection of queries, keys and values.
 
-    grads: gradients of the outputs of products, held between I and W. core: whether selective
-    recomputation makes it again.
+    grads: gradients of the outputs of products, held between I and W. again: the modules of
+    selective recomputation that make it again, so that what it keeps is dropped and F repeated.
+    feeds: the module that is made again from what it keeps.
     """
 
     products: tuple[Product, ...] = ()
@@ -95,11 +96,22 @@ class Part:
     weights: tuple[Weights, ...] = ()
     traffic: tuple[Traffic, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    core: bool = False
+    again: frozenset[RecomputeModule] = frozenset()
+    feeds: RecomputeModule | None = None
+
+
+def again_with(module: RecomputeModule, *parts: Part) -> tuple[Part, ...]:
+    """Parts that are made again with a module, besides those that they had."""
+    return tuple(replace(part, again=part.again | {module}) for part in parts)
+
+
+def keeping(module: RecomputeModule, part: Part) -> tuple[Part, ...]:
+    """A part that is made again with a module from what it keeps, which therefore stays."""
+    return (Part(kept=part.kept), *again_with(module, replace(part, kept=())))
 
 
 def join(*parts: Part) -> Part:
-    """All of several parts that are no core, as one."""
+    """All of several parts that no module makes again, as one."""
     return Part(
         products=tuple(chain.from_iterable(part.products for part in parts)),
         kept=tuple(chain.from_iterable(part.kept for part in parts)),

@@ -80,10 +80,9 @@ def _shape(config: Config, family: Family) -> ModelShape:
             f"{config.called('num_hidden_layers')} is {layers}: at most {MOST_LAYERS} can be priced"
         )
     _check_kinds(config, layers)
-    positions = 0
+    positions, unused = 0, family.unused_positions
     if family.positions is not None:
-        offset = 2 if config.data["model_type"] == "opt" else 0
-        positions = config.number("max_position_embeddings", family.positions - offset) + offset
+        positions = config.number("max_position_embeddings", family.positions) + unused
     return ModelShape(
         name=str(config.data["model_type"]),
         hidden=config.number("hidden_size"),
@@ -95,6 +94,7 @@ def _shape(config: Config, family: Family) -> ModelShape:
             softcap=_is_capped(config, family, "final_logit_softcapping"),
         ),
         positions=positions,
+        unused_positions=unused,
         norm=family.norm,
         embedding_norm=family.embedding_norm,
         final_norm=not config.flag("_remove_final_layer_norm", default=False),

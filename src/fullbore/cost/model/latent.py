@@ -8,12 +8,17 @@ rank and work on its part of the sequence, as in Megatron Core; what they make i
 from __future__ import annotations
 
 from fullbore.cost.model.attention import Core, core
-from fullbore.cost.model.frame import Frame, Part, moves
+from fullbore.cost.model.frame import Frame, Part, again_with, keeping, moves
 from fullbore.cost.model.linear import entering, leaving, matrix
 from fullbore.cost.model.norms import norm
 from fullbore.cost.model.shape import LatentAttention
+from fullbore.cost.model.split import RecomputeModule
 
 __all__ = ["latent_attention"]
+
+_UP: RecomputeModule = (
+    "mla_up_proj"  # queries, keys and values of all heads, made again from latents
+)
 
 
 def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
@@ -25,7 +30,7 @@ def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
     return (
         *_queries(frame, shape, columns=heads * width),
         *_keys_and_values(frame, shape, heads=heads),
-        _rotation(frame, shape, heads=heads),
+        *again_with(_UP, _rotation(frame, shape, heads=heads)),
         *core(
             frame,
             Core(
@@ -36,6 +41,7 @@ def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
                 window=shape.window,
                 joined=heads * (shape.plain_width + shape.value_width),
                 assembled=True,
+                made=frozenset({_UP}),
             ),
         ),
         Part(kept=(frame.whole("attention projection input", inner, until_weight=True),)),
@@ -48,11 +54,11 @@ def _queries(frame: Frame, shape: LatentAttention, *, columns: int) -> tuple[Par
     rank = shape.query_rank
     if rank is None:
         whole = matrix(frame, "query", inner=frame.hidden, columns=columns)
-        return (entering(frame, "query", frame.hidden), whole)
+        return again_with(_UP, entering(frame, "query", frame.hidden), whole)
     return (
         _down(frame, "query down", columns=rank, bias=shape.bias),
         *_latent(frame, "query", rank, shape),
-        matrix(frame, "query up", inner=rank, columns=columns),
+        *again_with(_UP, matrix(frame, "query up", inner=rank, columns=columns)),
     )
 
 
@@ -63,7 +69,7 @@ def _keys_and_values(frame: Frame, shape: LatentAttention, *, heads: int) -> tup
         _down(frame, "key and value down", columns=down, bias=shape.bias),
         *_latent(frame, "key and value", shape.kv_rank, shape),
         entering(frame, "rotated key", shape.rotary_width),
-        matrix(frame, "key and value up", inner=shape.kv_rank, columns=columns),
+        *again_with(_UP, matrix(frame, "key and value up", inner=shape.kv_rank, columns=columns)),
     )
 
 
@@ -74,13 +80,16 @@ def _down(frame: Frame, name: str, *, columns: int, bias: bool) -> Part:
 
 
 def _latent(frame: Frame, name: str, rank: int, shape: LatentAttention) -> tuple[Part, ...]:
-    """The norm between the two matrices, and the input of the second."""
-    normed = (norm(frame, f"{name} norm", kind="rms", width=rank),) if shape.norms else ()
-    return (
-        *normed,
-        entering(frame, f"{name} up", rank),
-        Part(kept=(frame.cut(f"{name} latent", rank, until_weight=True),)),
-    )
+    """The norm between the two matrices, and the input of the second.
+
+    The norm is one kernel with the second matrix, so that both are made again from its input.
+    """
+    latent = Part(kept=(frame.cut(f"{name} latent", rank, until_weight=True),))
+    gathered = again_with(_UP, entering(frame, f"{name} up", rank))
+    if not shape.norms:
+        return (*gathered, latent)
+    normed = keeping(_UP, norm(frame, f"{name} norm", kind="rms", width=rank))
+    return (*normed, *gathered, *again_with(_UP, latent))
 
 
 def _rotation(frame: Frame, shape: LatentAttention, *, heads: int) -> Part:

@@ -9,7 +9,7 @@ from itertools import chain
 from fullbore.cost.model.attention import attention
 from fullbore.cost.model.ends import embedding, head
 from fullbore.cost.model.experts import experts
-from fullbore.cost.model.frame import Frame, Part
+from fullbore.cost.model.frame import Frame, Part, again_with, keeping
 from fullbore.cost.model.latent import latent_attention
 from fullbore.cost.model.legal import check
 from fullbore.cost.model.mlp import mlp
@@ -89,20 +89,20 @@ def _input(
     frame: Frame, layer: LayerShape, name: str, kind: Norm, *, norm_here: bool, first: bool = True
 ) -> tuple[Part, ...]:
     """The norm in front, and its output, which the first matrix keeps until W."""
-    before = (
-        (norm(frame, f"{name} norm", kind=kind, width=frame.hidden, keeps_input=first),)
-        if norm_here
-        else ()
-    )
-    return (*before, Part(kept=(frame.stream(f"{name} input", until_weight=True),)))
+    made = Part(kept=(frame.stream(f"{name} input", until_weight=True),))
+    if not norm_here:
+        return (made,)
+    before = norm(frame, f"{name} norm", kind=kind, width=frame.hidden, keeps_input=first)
+    return (*keeping("layernorm", before), *again_with("layernorm", made))
 
 
 def _second_input(frame: Frame, layer: LayerShape, kind: Norm) -> tuple[Part, ...]:
     if layer.parallel and layer.norms_before < 2:
         return ()  # the MLP reads what attention reads
-    return _input(
+    *before, made = _input(
         frame, layer, "mlp", kind, norm_here=layer.norms_before > 1, first=not layer.parallel
     )
+    return (*before, replace(made, feeds="mlp" if isinstance(layer.mlp, Mlp) else "moe"))
 
 
 def _attention(frame: Frame, layer: LayerShape) -> tuple[Part, ...]:
@@ -113,7 +113,7 @@ def _attention(frame: Frame, layer: LayerShape) -> tuple[Part, ...]:
 
 def _mlp(frame: Frame, layer: LayerShape) -> tuple[Part, ...]:
     if isinstance(layer.mlp, Mlp):
-        return mlp(frame, layer.mlp)
+        return again_with("mlp", *mlp(frame, layer.mlp))
     return experts(frame, layer.mlp)
 
 
@@ -126,7 +126,7 @@ def _after(frame: Frame, layer: LayerShape, name: str, kind: Norm) -> tuple[Part
 def _assemble(frame: Frame, parts: Sequence[Part], recompute: Recompute) -> Piece:
     """A piece of its steps; what recomputation makes again is taken out of what is kept."""
     again = [part for part in parts if _is_again(part, recompute)]
-    kept = _kept(part for part in parts if not _is_again(part, recompute))
+    kept = _kept(_fed(frame, part, recompute) for part in parts if not _is_again(part, recompute))
     if recompute.granularity == "full":
         kept = (frame.stream("layer input"),)
     every = _kept(parts)
@@ -151,8 +151,15 @@ def _assemble(frame: Frame, parts: Sequence[Part], recompute: Recompute) -> Piec
 
 def _is_again(part: Part, recompute: Recompute) -> bool:
     if recompute.granularity == "selective":
-        return part.core
+        return not part.again.isdisjoint(recompute.modules)
     return recompute.granularity == "full"
+
+
+def _fed(frame: Frame, part: Part, recompute: Recompute) -> Part:
+    """What a module is made again from is kept as it came, not in the bits that products take."""
+    if recompute.granularity != "selective" or part.feeds not in recompute.modules:
+        return part
+    return replace(part, kept=tuple(replace(kept, bytes_each=frame.bytes) for kept in part.kept))
 
 
 def _kept(parts: Iterable[Part]) -> tuple[Kept, ...]:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from fullbore.cost.model.shape import Attention, Experts, LayerShape, Mlp, ModelShape
+from fullbore.cost.model.shape import (
+    Attention,
+    Experts,
+    LatentAttention,
+    LayerShape,
+    Mlp,
+    ModelShape,
+)
 from fullbore.cost.model.split import Recompute, Split
 from fullbore.errors import ConfigError
 
-__all__ = ["check", "refusals"]
+__all__ = ["check", "check_length", "refusals"]
 
 _TENSOR = "--tensor-model-parallel-size"
 _CONTEXT = "--context-parallel-size"
 _EXPERT = "--expert-model-parallel-size"
 _EXPERT_TENSOR = "--expert-tensor-parallel-size"
 _LARGEST = 10**12  # what no size comes near
+_ABSENT = {
+    "mla_up_proj": "no latent attention",
+    "moe": "no experts",
+    "moe_act": "no experts",
+    "shared_experts": "no shared experts",
+}  # of modules that are made again, why a model may have none
 
 
 def check(
@@ -24,6 +37,16 @@ def check(
     found = refusals(shape, split, sequence=sequence, microbatch=microbatch, recompute=recompute)
     for refusal in found:
         raise ConfigError(refusal)
+
+
+def check_length(shape: ModelShape, sequence: int) -> None:
+    """Raise ConfigError where a sequence is longer than there are learned positions."""
+    longest = shape.longest
+    if longest is not None and sequence > longest:
+        raise ConfigError(
+            f"--seq-length {str(sequence)[:60]}: this model has learned {longest} positions; use "
+            f"at most {longest}"
+        )
 
 
 def refusals(
@@ -44,7 +67,7 @@ def refusals(
             yield from _tensor_refused(layer, split.tensor)
             yield from _experts_refused(layer, split)
         yield from _expert_parallel_refused(shape, split)
-    yield from _recompute_refused(recompute)
+    yield from _recompute_refused(shape, recompute)
 
 
 def _sizes(split: Split, *, sequence: int, microbatch: int) -> Iterable[tuple[str, int]]:
@@ -58,7 +81,17 @@ def _sizes(split: Split, *, sequence: int, microbatch: int) -> Iterable[tuple[st
     )
 
 
-def _recompute_refused(recompute: Recompute) -> Iterator[str]:
+def _recompute_refused(shape: ModelShape, recompute: Recompute) -> Iterator[str]:
+    mixtures = [layer.mlp for layer in shape.layers if isinstance(layer.mlp, Experts)]
+    has = {
+        "mla_up_proj": any(isinstance(one.attention, LatentAttention) for one in shape.layers),
+        "moe": bool(mixtures),
+        "moe_act": bool(mixtures),
+        "shared_experts": any(mixture.shared is not None for mixture in mixtures),
+    }
+    for module in recompute.modules:
+        if not has.get(module, True):
+            yield f"--recompute-modules {module}: {shape.name} has {_ABSENT[module]}; leave it out"
     if recompute.layers is not None and recompute.granularity != "full":
         yield "--recompute-num-layers needs --recompute-granularity full"
     if recompute.layers is not None and recompute.layers < 0:

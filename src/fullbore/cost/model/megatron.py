@@ -25,6 +25,7 @@ from fullbore.cost.model.shape import (
     ModelShape,
     Norm,
 )
+from fullbore.cost.model.split import Recompute
 from fullbore.errors import ConfigError
 
 __all__ = ["Given", "given_by_flags", "is_tokenizer_assumed", "shape_of_flags"]
@@ -66,8 +67,7 @@ class Given:
     pipeline: int | None = None
     sequence: int | None = None
     microbatch: int | None = None
-    recompute: str | None = None
-    recompute_layers: int | None = None
+    recompute: Recompute | None = None
     flash: bool | None = None
     precision: str | None = None
     sharding: str | None = None
@@ -333,7 +333,6 @@ def given_by_flags(flags: Flags) -> Given:
         sequence=read.optional("seq_length"),
         microbatch=read.optional("micro_batch_size"),
         recompute=_recompute(read),
-        recompute_layers=_recompute_layers(read),
         flash=_flash(read),
         precision=_precision(read),
         sharding=_sharding(read),
@@ -348,16 +347,17 @@ def _flash(read: _Reader) -> bool | None:
     return False if read.word("transformer_impl", "") == "local" else None
 
 
-def _recompute(read: _Reader) -> str | None:
+def _recompute(read: _Reader) -> Recompute | None:
     told = read.word("recompute_granularity", "none")
     what = "selective" if read.has("recompute_activations") else told
-    modules = read.flags.get("recompute_modules", ("core_attn",))
-    if what == "selective" and set(modules) != {"core_attn"}:
-        raise ConfigError(
-            f"cannot price --recompute-modules {' '.join(modules)} yet: only core_attn, which is "
-            "what --recompute-granularity selective recomputes where it is left out"
-        )
-    return what if what != "none" or read.has("recompute_granularity") else None
+    if what == "none" and not read.has("recompute_granularity"):
+        return None
+    is_selective = what == "selective"
+    return Recompute().changed(
+        what,
+        layers=_recompute_layers(read) if what == "full" else None,
+        modules=read.flags.get("recompute_modules") if is_selective else None,
+    )
 
 
 def _recompute_layers(read: _Reader) -> int | None:

@@ -172,7 +172,8 @@ class ModelShape:
 
     name: family or origin, for printing. hidden: h. layers: in the model's order. vocab: V, as
     configured; vocab_multiple: what the embedding's rows are padded to a multiple of, times the
-    tensor-parallel size (Megatron: 128; 1 for none). positions: learned positions, 0 for none.
+    tensor-parallel size (Megatron: 128; 1 for none). positions: learned positions, 0 for none;
+    unused_positions: of them, rows in front that no token takes.
     norm: of the layers and the end; embedding_norm: whether one stands behind the embedding.
     hidden_dropout, attention_dropout: probabilities. mtp_layers: layers of a multi-token
     prediction that the configuration asks for; they are not part of any count here. unfused: how
@@ -186,6 +187,7 @@ class ModelShape:
     head: Head
     vocab_multiple: int = 1
     positions: int = 0
+    unused_positions: int = 0
     norm: Norm = "rms"
     embedding_norm: bool = False
     final_norm: bool = True
@@ -193,3 +195,8 @@ class ModelShape:
     attention_dropout: float = 0.0
     mtp_layers: int = 0
     unfused: Unfused = field(default_factory=Unfused)
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence; None where no position is learned."""
+        return self.positions - self.unused_positions if self.positions else None

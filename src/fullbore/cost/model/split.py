@@ -6,10 +6,31 @@ rank has and how often, not what a piece costs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
-__all__ = ["Kernels", "Precision", "Recompute", "Split"]
+from fullbore.errors import ConfigError
+
+__all__ = [
+    "CORE",
+    "RECOMPUTE_MODULES",
+    "Kernels",
+    "Precision",
+    "Recompute",
+    "RecomputeModule",
+    "Split",
+]
+
+# What selective recomputation can make again (--recompute-modules, as Megatron Core has them).
+RecomputeModule = Literal[
+    "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"
+]
+RECOMPUTE_MODULES: tuple[RecomputeModule, ...] = get_args(RecomputeModule)
+CORE: tuple[RecomputeModule, ...] = ("core_attn",)
+
+Granularity = Literal["none", "selective", "full"]
+_GRANULARITIES = get_args(Granularity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +59,54 @@ class Split:
 class Recompute:
     """What the forward does not keep and the backward makes again.
 
-    granularity: none; selective, the core of attention (scores, softmax, values); full, all of a
-    layer but its input. layers: of full, how many layers, the first ones; None for all.
+    granularity: none; selective, some modules of a layer; full, all of a layer but its input.
+    layers: of full, how many layers, the first ones; None for all. modules: of selective, in the
+    order of `RECOMPUTE_MODULES`; if not given the core of attention (scores, softmax, values).
     """
 
-    granularity: Literal["none", "selective", "full"] = "none"
+    granularity: Granularity = "none"
     layers: int | None = None
+    modules: tuple[RecomputeModule, ...] = CORE
+
+    def changed(
+        self,
+        granularity: str | None = None,
+        *,
+        layers: int | None = None,
+        modules: Sequence[str] | None = None,
+    ) -> Recompute:
+        """As flags say it; what they do not say stays, as far as it belongs to the granularity.
+
+        modules: in any order. Raises ConfigError for words that are not known, and for modules
+        without selective recomputation.
+        """
+        what = self.granularity if granularity is None else granularity
+        if what not in _GRANULARITIES:
+            raise ConfigError(
+                f"--recompute-granularity {what[:60]}: it must be {_or(_GRANULARITIES)}"
+            )
+        stays = what == self.granularity
+        return Recompute(
+            granularity=cast(Granularity, what),
+            layers=self.layers if layers is None and stays else layers,
+            modules=(self.modules if stays else CORE) if modules is None else _known(what, modules),
+        )
+
+
+def _known(granularity: str, modules: Sequence[str]) -> tuple[RecomputeModule, ...]:
+    """Modules in their order; ConfigError for one that is not known, or where none can be."""
+    for module in modules:
+        if module not in RECOMPUTE_MODULES:
+            raise ConfigError(
+                f"--recompute-modules {module[:60]}: it must be of {_or(RECOMPUTE_MODULES)}"
+            )
+    if granularity != "selective":
+        raise ConfigError("--recompute-modules needs --recompute-granularity selective")
+    return tuple(module for module in RECOMPUTE_MODULES if module in modules) or CORE
+
+
+def _or(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +130,6 @@ class Precision:
     @staticmethod
     def named(name: str) -> Precision:
         """bf16, fp16, fp8, fp8_weights or fp32, with Adam. Raises ConfigError for another name."""
-        from fullbore.errors import ConfigError
-
         known = _PRECISIONS.get(name)
         if known is None:
             raise ConfigError(f"no precision is called {name!r}: {', '.join(_PRECISIONS)}")

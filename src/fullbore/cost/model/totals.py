@@ -42,14 +42,6 @@ class Totals:
         """The same with recomputation."""
         return self.model_flops + self.recomputed_flops
 
-    def mfu(self, *, seconds: float, peak_flops_per_s: float) -> float:
-        """Model FLOPs utilization, 0 to 1, of a microbatch that takes so long on each rank."""
-        return self.model_flops / seconds / peak_flops_per_s
-
-    def hfu(self, *, seconds: float, peak_flops_per_s: float) -> float:
-        """Hardware FLOPs utilization, 0 to 1."""
-        return self.hardware_flops / seconds / peak_flops_per_s
-
 
 def totals(pieces: Sequence[Piece]) -> Totals:
     """Sums over some pieces of a model, or all."""

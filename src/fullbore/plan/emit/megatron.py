@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from fullbore.cost.model import CORE
 from fullbore.plan.choice import Choice
 from fullbore.plan.emit.job import (
     Job,
@@ -124,6 +125,8 @@ def _recompute(choice: Choice) -> list[str]:
     if again.granularity == "none":
         return []
     told = [f"--recompute-granularity {again.granularity}"]
+    if again.modules != CORE:
+        told.append(f"--recompute-modules {' '.join(again.modules)}")
     if again.granularity == "full" and again.layers is None:
         told.append("--recompute-method uniform --recompute-num-layers 1")
     elif again.layers is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, cast
 
 from fullbore.cost.hardware import Overlap
 from fullbore.cost.model import Kernels, Precision, Recompute
@@ -12,7 +11,7 @@ from fullbore.plan.engines import engine_of
 from fullbore.plan.explain.job import Job, Refused
 from fullbore.plan.question import Fixed, Question
 
-__all__ = ["choice_of", "precision_of", "question_of"]
+__all__ = ["choice_of", "optimizer_types", "precision_of", "question_of"]
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
@@ -47,7 +46,11 @@ def precision_of(job: Job) -> Precision:
     """Megatron's fp32 where no other is named; with the optimizer's own types."""
     given = job.given
     name = None if isinstance(given, Refused) else given.precision
-    made = Precision.named(name or "fp32")
+    return optimizer_types(job, Precision.named(name or "fp32"))
+
+
+def optimizer_types(job: Job, made: Precision) -> Precision:
+    """A precision with the types of gradients and of the optimizer's states that flags name."""
     if job.has("grad_reduce_in_bf16"):
         made = replace(made, gradient=2.0)
     if not job.has("use_precision_aware_optimizer"):
@@ -90,10 +93,6 @@ def choice_of(job: Job) -> Choice:
 
 
 def _recompute(job: Job) -> Recompute:
-    granularity = job.granularity
-    if granularity is None:
-        return NONE
-    layers = None
-    if granularity == "full" and job.word("recompute_method") == "block":
-        layers = job.number("recompute_num_layers")
-    return Recompute(granularity=cast(Literal["selective", "full"], granularity), layers=layers)
+    given = job.given
+    assert not isinstance(given, Refused)
+    return given.recompute or NONE

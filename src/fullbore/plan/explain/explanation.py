@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fullbore.cost.hardware import Cluster
+from fullbore.plan.counts import Counts
 from fullbore.plan.evaluate import Evaluated, Evaluator
 from fullbore.plan.explain.advice import Advice, Desk, advised
 from fullbore.plan.explain.beyond import Beyond, beyond_of
@@ -93,10 +94,7 @@ def _findings(evaluator: Evaluator, now: Evaluated) -> Findings:
         best=(now,),
         known={},
         front=(now,),
-        candidates=1,
-        simulated=evaluator.simulated,
-        too_large=int(not now.fits),
-        pruned=0,
+        counts=Counts(spreads=1, simulated=1, simulations=evaluator.simulated),
         complete=True,
         evaluator=evaluator,
     )

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from fullbore.cost.hardware import Cluster
-from fullbore.cost.model import ModelShape, Split
+from fullbore.cost.model import CORE, ModelShape, Split
 from fullbore.cost.model.megatron import Given, given_by_flags, shape_of_flags
 from fullbore.errors import ConfigError
 from fullbore.megatron import (
@@ -141,6 +141,11 @@ class Job:
         if self.has("recompute_activations"):
             return "selective"
         return self.word("recompute_granularity")
+
+    @property
+    def recompute_modules(self) -> tuple[str, ...]:
+        """Of selective recomputation."""
+        return self.flags.get("recompute_modules") or CORE
 
     @property
     def ends(self) -> tuple[int, int]:

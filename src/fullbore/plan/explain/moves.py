@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fullbore.cost.model import CORE
+from fullbore.cost.model.shape import Experts
 from fullbore.plan.emit import layout
 from fullbore.plan.explain.edit import Edit, setting, without
-from fullbore.plan.explain.job import Job
+from fullbore.plan.explain.job import Job, Refused
 
 __all__ = ["by_cost", "moves"]
 
@@ -34,6 +36,7 @@ _RECOMPUTE = (
     "recompute_activations",
     "distribute_saved_activations",
 )
+_CHEAP = frozenset({"layernorm", "mla_up_proj", "moe_act"})  # only outputs are let go
 _MOST_VIRTUAL_STAGES = 8
 _MOST_BLOCKS = 16
 
@@ -97,8 +100,14 @@ def _recompute(job: Job) -> Iterator[Edit]:
     nothing = without(*(name for name in _RECOMPUTE if name in job.flags))
     if now is not None:
         yield nothing
-    if now != "selective":
-        yield nothing + setting("recompute_granularity", "selective")
+    selective = nothing + setting("recompute_granularity", "selective")
+    for modules in _modules(job):
+        # The core of attention is what is made again where nothing is said.
+        named = Edit(changes=()) if modules == CORE else setting("recompute_modules", *modules)
+        if now != "selective":
+            yield selective + named
+        elif set(modules) != set(job.recompute_modules):
+            yield named if named.changes else without("recompute_modules")
     method, number = job.word("recompute_method"), job.number("recompute_num_layers")
     full = nothing + setting("recompute_granularity", "full")
     if now != "full" or method == "block":
@@ -107,6 +116,28 @@ def _recompute(job: Job) -> Iterator[Edit]:
         if now != "full" or method != "block" or layers != number:
             told = setting("recompute_method", "block") + setting("recompute_num_layers", layers)
             yield full + told
+
+
+def _modules(job: Job) -> Iterator[tuple[str, ...]]:
+    """What could be made again by itself: each module, norms with each other, all cheap ones."""
+    shape = job.shape
+    if isinstance(shape, Refused):
+        return
+    mixtures = [layer.mlp for layer in shape.layers if isinstance(layer.mlp, Experts)]
+    has = {
+        "layernorm": True,
+        "mla_up_proj": job.has("multi_latent_attention"),
+        "mlp": len(mixtures) < len(shape.layers),
+        "moe": bool(mixtures),
+        "moe_act": bool(mixtures) and job.has("moe_grouped_gemm"),
+        "shared_experts": any(mixture.shared is not None for mixture in mixtures),
+    }
+    there = [module for module, is_there in has.items() if is_there]
+    cheap = tuple(module for module in there if module in _CHEAP)
+    yield CORE
+    yield from dict.fromkeys(
+        (*((module,) for module in there), *(("layernorm", m) for m in there[1:]), cheap)
+    )
 
 
 def _blocks(job: Job) -> list[int]:

@@ -100,12 +100,6 @@ def _unpriced(job: Job) -> Iterator[str]:
         yield "--rampup-batch-size: figures are those of the full batch"
     if job.has("mtp_num_layers"):
         yield "--mtp-num-layers: layers that predict further tokens are not counted"
-    modules = [m for m in job.flags.get("recompute_modules", ()) if m != "core_attn"]
-    if job.granularity == "selective" and modules:
-        yield (
-            f"--recompute-modules {' '.join(modules)}: priced as if only the core of attention "
-            "were recomputed, so memory is less and the step longer than predicted"
-        )
     if _uniform_layers(job) > 1:
         yield (
             f"--recompute-method uniform --recompute-num-layers {_uniform_layers(job)}: priced as "
