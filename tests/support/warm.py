@@ -122,8 +122,8 @@ def _run(arguments: list[str], env: dict[str, str], out: int, err: int) -> None:
     os.dup2(err, 2)
     for copy in {out, err}:
         os.close(copy)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False, buffering=1)
     forkserver._forkserver.__init__()  # type: ignore[misc]  # not the one that forked this
     resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
