@@ -24,7 +24,7 @@ demo: $(VENV)/.demo ## fine-tune a small language model under three schedules; w
 
 test: $(VENV)/.dev ## run all tests, the quick ones first
 	@echo "== tests: the quick ones first, then the slow ones"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev ## what CI runs: format, lint, types, import directions, tests
 	@PATH="$(abspath $(BIN)):$$PATH" scripts/check

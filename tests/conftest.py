@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,40 +13,38 @@ from hypothesis import settings
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 _SLOW_S = 5.0  # what a slow test takes that does not say
-_GROUP = re.compile(r"@(slow of )?tests/[\w/]+\.py$")
 
 # Machines differ in speed; pytest-timeout bounds a test that hangs.
 settings.register_profile("fullbore", deadline=None, print_blob=True)
 settings.load_profile("fullbore")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the quick tests before the slow ones, and of these the files first that take longest.
-
-    Several workers share them out by group: a file's quick tests, or its slow ones.
-    """
+    """Run the quick tests before the slow ones, and of these the files first that take longest."""
     slow_s: dict[str, float] = {}
     for item in items:
-        file = item.nodeid.split("::")[0]
         mark = item.get_closest_marker("slow")
         if mark is not None:
             seconds = mark.args[0] if mark.args else _SLOW_S
-            slow_s[file] = slow_s.get(file, 0.0) + seconds
-        item.add_marker(pytest.mark.xdist_group(file if mark is None else f"slow of {file}"))
+            slow_s[_file(item)] = slow_s.get(_file(item), 0.0) + seconds
 
     def place(item: pytest.Item) -> tuple[float, str]:
-        file = item.nodeid.split("::")[0]
         is_slow = item.get_closest_marker("slow") is not None
-        return (-slow_s[file], file) if is_slow else (-float("inf"), "")
+        return (-slow_s[_file(item)], _file(item)) if is_slow else (-float("inf"), "")
 
     items.sort(key=place)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Tell of a test by the name that runs it alone, without its group."""
-    report.nodeid = _GROUP.sub("", report.nodeid)
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Several workers keep that order."""
+    from sharing import InOrder
+
+    return InOrder(config, log)
 
 
 @pytest.fixture(scope="session")
