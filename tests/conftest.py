@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+_SLOW_S = 5.0  # what a slow test takes that does not say
 
 # Machines differ in speed; pytest-timeout bounds a test that hangs.
 settings.register_profile("fullbore", deadline=None, print_blob=True)
@@ -17,8 +20,31 @@ settings.load_profile("fullbore")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the quick tests before the slow ones, each in their own order."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    """Run the quick tests before the slow ones, and of these the files first that take longest."""
+    slow_s: dict[str, float] = {}
+    for item in items:
+        mark = item.get_closest_marker("slow")
+        if mark is not None:
+            seconds = mark.args[0] if mark.args else _SLOW_S
+            slow_s[_file(item)] = slow_s.get(_file(item), 0.0) + seconds
+
+    def place(item: pytest.Item) -> tuple[float, str]:
+        is_slow = item.get_closest_marker("slow") is not None
+        return (-slow_s[_file(item)], _file(item)) if is_slow else (-float("inf"), "")
+
+    items.sort(key=place)
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Several workers keep that order."""
+    from sharing import InOrder
+
+    return InOrder(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_runs import FULLBORE, PATIENCE_S, ranks_of
+from command_runs import FULLBORE, PATIENCE_S, Process, ranks_of
+from command_runs import start as start_command
 from tiny_text import write_model, write_text
 
 from fullbore import schedules
@@ -137,19 +137,12 @@ def test_a_prediction_that_fails_costs_no_measurement(tmp_path, monkeypatch, cap
 # -- runs ------------------------------------------------------------------------------------------
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(*arguments: object, cold: bool = False) -> Process:
     """Fullbore in a session of its own."""
-    return subprocess.Popen(
-        [*FULLBORE, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
+    return start_command([*FULLBORE, *map(str, arguments)], cold=cold)
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finish(process: Process) -> tuple[int | None, str, str]:
     """Exit status, stdout and stderr, in bounded time."""
     try:
         out, err = process.communicate(timeout=PATIENCE_S)
@@ -283,7 +276,7 @@ def test_ctrl_c_leaves_cleanly_and_keeps_what_was_measured(tmp_path):
     output = tmp_path / "out"
     process = start(
         "compare", "--paced", "-p", 2, "-m", 4, "--steps", 10_000, "--schedules", "1f1b,gpipe",
-        "-o", output,
+        "-o", output, cold=True,
     )  # fmt: skip
     assert process.stderr is not None
     for line in process.stderr:

@@ -29,7 +29,7 @@ from command_runs import (
     wait_for_steps,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow(35), pytest.mark.timeout(240)]
 STEPS = 24
 
 

@@ -41,7 +41,7 @@ def stopped(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     """The folder of a run on two ranks that Ctrl-C has stopped, and what it said."""
     run = tmp_path_factory.mktemp("stopped") / "run"
     command = [*FULLBORE, "train", *flags(folder, save=run, train_iters=100000), "-p", "2"]
-    with started(command) as process:
+    with started(command, cold=True) as process:
         wait_for_steps(process, run, 3)
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does
         said, _ = process.communicate(timeout=PATIENCE_S)
@@ -49,7 +49,7 @@ def stopped(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return run, said
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_ctrl_c_saves_and_leaves(stopped: tuple[Path, str], tmp_path: Path) -> None:
     run, said = stopped
     done = json.loads((run / (run / "latest").read_text() / "run.json").read_text())["step"]
@@ -61,11 +61,14 @@ def test_ctrl_c_saves_and_leaves(stopped: tuple[Path, str], tmp_path: Path) -> N
     assert (tmp_path / "exported" / "model.safetensors").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.2, 1.0])
-def test_ctrl_c_while_ranks_start_is_quiet(folder: Path, tmp_path: Path, after_s: float) -> None:
+@pytest.mark.slow(10)
+@pytest.mark.parametrize(("after_s", "cold"), [(0.2, True), (0.2, False)])
+def test_ctrl_c_while_ranks_start_is_quiet(
+    folder: Path, tmp_path: Path, after_s: float, cold: bool
+) -> None:
+    """While they import, and, where they have imported all of it, while they load."""
     command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
-    with started(command) as process:
+    with started(command, cold=cold) as process:
         deadline_s = time.monotonic() + PATIENCE_S
         while not ranks_of(process):
             assert time.monotonic() < deadline_s
@@ -77,7 +80,7 @@ def test_ctrl_c_while_ranks_start_is_quiet(folder: Path, tmp_path: Path, after_s
     assert process.returncode == 130 or "stopped after step" in said
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_a_stopped_run_goes_on_under_torchrun(
     stopped: tuple[Path, str], folder: Path, tmp_path: Path
 ) -> None:
@@ -93,7 +96,7 @@ def test_a_stopped_run_goes_on_under_torchrun(
     assert "interleaved, 2 stages a rank" in said
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_replicas_are_started_and_counted_under_torchrun(folder: Path, tmp_path: Path) -> None:
     options = flags(folder, save=tmp_path, train_iters=2, data_parallel_size=2)
     status, said = ran([*FULLBORE, "train", *options, "--use-distributed-optimizer"])
@@ -106,7 +109,7 @@ def test_replicas_are_started_and_counted_under_torchrun(folder: Path, tmp_path:
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_a_plan_trains_as_it_was_written(folder: Path, tmp_path: Path) -> None:
     made = found_job(
         cluster="h100:1x2",
@@ -134,7 +137,7 @@ def test_a_plan_trains_as_it_was_written(folder: Path, tmp_path: Path) -> None:
     assert f"stopped after step {metrics(run)[-1]['step']}" in said and (run / "latest").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_sigterm_to_the_launcher_alone_saves_too(folder: Path, tmp_path: Path) -> None:
     command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
     with started(command) as process:
@@ -146,7 +149,7 @@ def test_sigterm_to_the_launcher_alone_saves_too(folder: Path, tmp_path: Path) -
     assert (tmp_path / (tmp_path / "latest").read_text() / "run.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_ranks_do_not_outlive_a_launcher_that_is_killed(folder: Path, tmp_path: Path) -> None:
     command = [*FULLBORE, "train", *flags(folder, save=tmp_path, train_iters=100000), "-p", "2"]
     with started(command) as process:
@@ -159,7 +162,7 @@ def test_ranks_do_not_outlive_a_launcher_that_is_killed(folder: Path, tmp_path: 
     assert len(family) >= 4 and not alive  # two ranks, the server that forked them, and another
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_torchrun_with_another_number_of_processes_is_refused(folder: Path, tmp_path: Path) -> None:
     command = [*TORCHRUN, "1", "-m", "fullbore", "train", *flags(folder, save=tmp_path)]
     status, said = ran([*command, "-p", "2"])
@@ -167,7 +170,7 @@ def test_torchrun_with_another_number_of_processes_is_refused(folder: Path, tmp_
     assert "fullbore: 1 processes were started and --pipeline-model-parallel-size is 2" in said
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_an_error_in_the_ranks_is_told_once(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n", encoding="utf-8")
     options = flags(folder, save=tmp_path / "run", data=tmp_path / "empty.txt")

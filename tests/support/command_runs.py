@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from warm import WarmCommand
 
 PATIENCE_S = 75  # a start imports transformers on every rank, on a core that may be busy
 
@@ -33,23 +34,42 @@ def flags(folder: Path, **changes: object) -> list[str]:
     return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
 
+Process = subprocess.Popen[str] | WarmCommand
 FULLBORE = [sys.executable, "-m", "fullbore"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
-@contextmanager
-def started(
-    command: list[str], *, env: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own; whatever is left of it is killed."""
-    process = subprocess.Popen(
+def start(
+    command: list[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cold: bool = False,
+    joined: bool = False,
+) -> Process:
+    """A process in a session of its own.
+
+    cold: a command of fullbore starts as people start it, and not in a tenth of that time from
+    an interpreter that has imported all of it. joined: stderr goes into stdout.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(env or {})}
+    if command[: len(FULLBORE)] == FULLBORE and not cold:
+        return WarmCommand(command[len(FULLBORE) :], env=environment, joined=joined)
+    return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.STDOUT if joined else subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(env or {})},
+        env=environment,
     )
+
+
+@contextmanager
+def started(
+    command: list[str], *, env: Mapping[str, str] | None = None, cold: bool = False
+) -> Iterator[Process]:
+    """As `start` does it, with stderr in stdout; whatever is left of the process is killed."""
+    process = start(command, env=env, cold=cold, joined=True)
     try:
         yield process
     finally:
@@ -60,21 +80,23 @@ def started(
         process.wait()
 
 
-def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def children(process: Process) -> list[psutil.Process]:
     try:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
 
 
-def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def ranks_of(process: Process) -> list[psutil.Process]:
     """The ranks that a command of fullbore has started: what the server of its children forked."""
     return [child for child in children(process) if child.ppid() != process.pid]
 
 
-def ran(command: list[str], *, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
+def ran(
+    command: list[str], *, timeout_s: float = PATIENCE_S, cold: bool = False
+) -> tuple[int | None, str]:
     """Exit status and everything said."""
-    with started(command) as process:
+    with started(command, cold=cold) as process:
         said, _ = process.communicate(timeout=timeout_s)
     return process.returncode, said
 
@@ -86,7 +108,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
-def wait_for_steps(process: subprocess.Popen[str], run: Path, steps: int) -> None:
+def wait_for_steps(process: Process, run: Path, steps: int) -> None:
     """Until the run in this folder has written down this many lines more."""
     wanted = len(metrics(run)) + steps
     deadline_s = time.monotonic() + PATIENCE_S

@@ -1,7 +1,7 @@
 """Run a function as P real processes joined by gloo, bounded in time, and collect what they give.
 
-Processes are forked from a server that has imported torch once, so that each test starts clean
-ones in a fraction of a second.
+Processes are forked from a server that has imported torch and transformers once, so that each
+test starts clean ones in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ import torch.distributed as dist
 
 from fullbore.train.launch import end_with_parent
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
     [
-        *("torch", "torch.distributed", "torch._dynamo", "numba"),
-        *("fullbore.runtime", "fullbore.train.launch"),
+        "torch",
+        "torch.distributed",
+        "torch._dynamo",
+        "numba",
+        "fullbore.runtime",
+        "fullbore.train.launch",
+        "fullbore.train.trainer",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.gpt2.modeling_gpt2",
     ]
 )
 
@@ -80,9 +88,9 @@ def _run(
     lost: Sequence[int],
 ) -> list[Outcome]:
     started_s = time.monotonic()
-    pipes = [_context.Pipe(duplex=False) for _ in range(ranks)]
+    pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
-        _context.Process(
+        context.Process(
             target=_one_rank, args=(job, rank, ranks, store, pipe[1], args, kwargs), daemon=True
         )
         for rank, pipe in enumerate(pipes)

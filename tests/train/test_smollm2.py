@@ -39,14 +39,14 @@ def converted(cache: Path) -> tuple[Path, list[str]]:
         return find_model("smollm2", cache=cache), read
 
 
-@pytest.mark.slow
+@pytest.mark.slow(25)
 @pytest.mark.timeout(600)
 def test_the_gguf_file_is_read_once(converted: tuple[Path, list[str]]) -> None:
     folder, read = converted
     assert (folder / "config.json").exists() and len(read) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(120)
 @pytest.mark.timeout(600)
 def test_twenty_losses_of_smollm2_equal_those_of_one_process(
     cache: Path, converted: tuple[Path, list[str]]

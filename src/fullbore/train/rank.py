@@ -60,5 +60,5 @@ def quiet_transformers() -> None:
     """No progress bars and advice of other people's between our own lines."""
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
