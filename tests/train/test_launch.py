@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import ranks
+
 from fullbore.errors import DataError, FullboreError, RankError
 from fullbore.runtime import DIED
 from fullbore.train.launch import launch_ranks
@@ -19,6 +21,12 @@ from fullbore.train.launch import launch_ranks
 _PATIENCE_S = 50.0
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _the_server_of_all_tests() -> None:
+    """The launcher would start one of its own, and later tests would have that one."""
+    ranks.start_server()
 
 
 def _tells(folder: Path, error: FullboreError) -> None:
