@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from warm import WarmCommand
 
-PATIENCE_S = 75  # a start imports transformers on every rank, on a core that may be busy
+PATIENCE_S = 75  # a cold start imports transformers on every rank, on a core that may be busy
 
 
 def flags(folder: Path, **changes: object) -> list[str]:

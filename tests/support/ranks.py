@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -38,6 +39,11 @@ context.set_forkserver_preload(
         "transformers.models.gpt2.modeling_gpt2",
     ]
 )
+
+
+def start_server() -> None:
+    """Start the server, before something else starts one that has imported less."""
+    forkserver.ensure_running()
 
 
 @dataclass

@@ -93,15 +93,21 @@ def run_steps(
     trainer = make_trainer(settings, rank)
     if load is not None:
         trainer.resume(load)
+    losses, norms = _advance(trainer, steps)
+    if save:
+        trainer.save()
+    trainer.close()
+    return losses, norms, weights_of(trainer)
+
+
+def _advance(trainer: Trainer, steps: int) -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of so many steps, each of which is told of once."""
     reports = [report for _ in range(steps) for report in trainer.advance()]
     reports += trainer.settle()
     assert [report.step for report in reports] == [
         *range(trainer.step - steps + 1, trainer.step + 1)
     ]
-    if save:
-        trainer.save()
-    trainer.close()
-    return [r.loss for r in reports], [r.grad_norm for r in reports], weights_of(trainer)
+    return [r.loss for r in reports], [r.grad_norm for r in reports]
 
 
 def run_split(
@@ -275,9 +281,11 @@ def train_plainly(settings: TrainSettings, *, steps: int) -> tuple[list[float], 
 def run_figures(
     rank: int, settings: TrainSettings, *, steps: int
 ) -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of some steps."""
-    losses, norms, _ = run_steps(rank, settings, steps=steps)
-    return losses, norms
+    """Losses and gradient norms of some steps, of a model whose weights are many."""
+    trainer = make_trainer(settings, rank)
+    found = _advance(trainer, steps)
+    trainer.close()
+    return found
 
 
 def run_several(rank: int, runs: list[tuple[TrainSettings, dict[str, Any]]]) -> list[Any]:

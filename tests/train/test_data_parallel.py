@@ -15,7 +15,7 @@ from fullbore.errors import ConfigError
 from fullbore.train.checkpoint import find_checkpoint, read_progress
 from fullbore.train.optimizer import owners_of
 
-# Each start imports transformers on every rank, which takes long where others want the cores.
+# One trains for long, on cores that others may want too.
 pytestmark = pytest.mark.timeout(300)
 run_ranks = partial(run_ranks_for, timeout_s=100)
 

@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import ranks
+
 from fullbore.errors import DataError, FullboreError, RankError
 from fullbore.runtime import DIED
 from fullbore.train.launch import launch_ranks
@@ -35,6 +37,12 @@ process.join()
 """
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _the_server_of_all_tests() -> None:
+    """The launcher would start one of its own, and later tests would have that one."""
+    ranks.start_server()
 
 
 def _tells(folder: Path, error: FullboreError) -> None:

@@ -19,7 +19,7 @@ from fullbore.train.export import export
 from fullbore.train.plan import make_plan
 from fullbore.train.sources import read_config
 
-# Each start of two ranks imports transformers twice, which takes long where others want the cores.
+# Some train for long, on cores that others may want too.
 pytestmark = pytest.mark.timeout(300)
 run_ranks = partial(run_ranks_for, timeout_s=100)
 
