@@ -1,8 +1,7 @@
-"""The course of a run: which settings decide what its steps compute, and which of them a resumed
-run was given otherwise.
+"""The course of a run: which settings decide what its steps compute.
 
-How many ranks there are, how they are scheduled and what they recompute are not among them. A
-checkpoint keeps them, so that whoever goes on from it otherwise is told, and may.
+Which of them a resumed run was given otherwise is told. How many ranks there are, how they are scheduled and what they recompute are not among them. A checkpoint
+keeps them.
 """
 
 from __future__ import annotations
