@@ -1,7 +1,7 @@
 """The course of a run: which settings decide what its steps compute.
 
-Which of them a resumed run was given otherwise is told. How many ranks there are, how they are scheduled and what they recompute are not among them. A checkpoint
-keeps them.
+Which of them a resumed run was given otherwise is told. How many ranks there are, how they are
+scheduled and what they recompute are not among them. A checkpoint keeps them.
 """
 
 from __future__ import annotations
