@@ -217,8 +217,8 @@ def test_what_a_script_says_besides_the_model_holds(fullbore, script):
 
 
 def test_what_is_typed_goes_before_a_script(fullbore, script):
-    free = "any"
-    flags = ("-p", free, "--tensor-model-parallel-size", free, "--micro-batch-size", "1,4")
+    flags = ("-p", "any", "--tensor-model-parallel-size", "any", "--micro-batch-size", "1,4")
+    flags += ("--schedule", "1f1b")
     made = of_script(fullbore, script, *flags, "--recompute-granularity", "none", "--json").json
     assert made["taken_from_model"] == [*TAKEN[:2], *TAKEN[-2:]]
     best = made["plans"][0]
@@ -226,7 +226,8 @@ def test_what_is_typed_goes_before_a_script(fullbore, script):
     assert "--recompute-granularity none" in best["flags"]
     again = of_script(fullbore, script, *best["flags"].split(), "--json").json
     assert again["plans"] == [best]
-    typed = of_script(fullbore, script, "-p", 4, "--seq-length", 256, "--json").json
+    other = ("-p", 4, "--seq-length", 256, "--schedule", "1f1b")
+    typed = of_script(fullbore, script, *other, "--json").json
     assert typed["seq_length"] == 256 and TAKEN[5] not in typed["taken_from_model"]
 
 

@@ -480,3 +480,15 @@ def test_modules_that_a_model_has_not_are_passed_over():
     assert choice_of(dense).recompute.modules == ("layernorm",)
     assert choice_of(job(f"{again} moe")).recompute == Recompute()
     assert "--recompute-modules moe: the model has none" in notes_of(dense).ignored
+
+
+@pytest.mark.parametrize(
+    ("tensor", "able"),
+    # One replica is left of TP=2, which torchtitan trains in 32 bits only.
+    [(1, ("Fullbore's engine", "torchtitan")), (2, ())],
+)
+def test_who_could_run_a_schedule_that_megatron_has_not(tensor, able):
+    alone = ["no --sequence-parallel"] if tensor == 1 else []
+    made = explain(job(f"{T} {tensor}", f"{P} 4", *alone).flags, Cluster.parse("h100:1x8"), top=1)
+    assert made.beyond is not None and made.beyond.gain > 0
+    assert made.beyond.engines == able
