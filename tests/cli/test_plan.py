@@ -216,6 +216,15 @@ def test_what_a_script_says_besides_the_model_holds(fullbore, script):
     assert "arguments of train that hold, since no others were typed: --global-batch" in said
 
 
+def test_what_a_script_says_of_the_optimizer_is_launched_too(fullbore, script, tmp_path):
+    folder = tmp_path / "launch"
+    few = ("--schedule", "interleaved", "--emit", "megatron", "--emit-folder", folder)
+    assert of_script(fullbore, script, *few, "--top", 1).status == 0
+    launched = (folder / "megatron.sh").read_text()
+    assert "  --grad-reduce-in-bf16\n" in launched
+    assert "  --recompute-modules layernorm mlp\n" in launched
+
+
 def test_what_is_typed_goes_before_a_script(fullbore, script):
     flags = ("-p", "any", "--tensor-model-parallel-size", "any", "--micro-batch-size", "1,4")
     flags += ("--schedule", "1f1b")
