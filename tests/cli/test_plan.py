@@ -216,9 +216,18 @@ def test_what_a_script_says_besides_the_model_holds(fullbore, script):
     assert "arguments of train that hold, since no others were typed: --global-batch" in said
 
 
+def test_what_a_script_says_of_the_optimizer_is_launched_too(fullbore, script, tmp_path):
+    folder = tmp_path / "launch"
+    few = ("--schedule", "interleaved", "--emit", "megatron", "--emit-folder", folder)
+    assert of_script(fullbore, script, *few, "--top", 1).status == 0
+    launched = (folder / "megatron.sh").read_text()
+    assert "  --grad-reduce-in-bf16\n" in launched
+    assert "  --recompute-modules layernorm mlp\n" in launched
+
+
 def test_what_is_typed_goes_before_a_script(fullbore, script):
-    free = "any"
-    flags = ("-p", free, "--tensor-model-parallel-size", free, "--micro-batch-size", "1,4")
+    flags = ("-p", "any", "--tensor-model-parallel-size", "any", "--micro-batch-size", "1,4")
+    flags += ("--schedule", "1f1b")
     made = of_script(fullbore, script, *flags, "--recompute-granularity", "none", "--json").json
     assert made["taken_from_model"] == [*TAKEN[:2], *TAKEN[-2:]]
     best = made["plans"][0]
@@ -226,7 +235,8 @@ def test_what_is_typed_goes_before_a_script(fullbore, script):
     assert "--recompute-granularity none" in best["flags"]
     again = of_script(fullbore, script, *best["flags"].split(), "--json").json
     assert again["plans"] == [best]
-    typed = of_script(fullbore, script, "-p", 4, "--seq-length", 256, "--json").json
+    other = ("-p", 4, "--seq-length", 256, "--schedule", "1f1b")
+    typed = of_script(fullbore, script, *other, "--json").json
     assert typed["seq_length"] == 256 and TAKEN[5] not in typed["taken_from_model"]
 
 

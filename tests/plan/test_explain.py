@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fullbore.cost.hardware import Cluster
+from fullbore.cost.model import Recompute
 from fullbore.cost.model.script import flags_of
 from fullbore.errors import ConfigError
 from fullbore.plan.emit import layout
@@ -170,8 +171,8 @@ T = "--tensor-model-parallel-size"
         ),
         (
             ["--recompute-granularity selective --recompute-modules core_attn moe_act"],
-            "--recompute-modules moe_act needs --num-experts and --moe-grouped-gemm",
-            ["no --recompute-modules"],
+            "--recompute-modules moe_act needs --moe-grouped-gemm",
+            ["no --recompute-modules", "--moe-grouped-gemm"],
         ),
         (
             ["--overlap-param-gather"],
@@ -470,3 +471,24 @@ def test_where_it_does_not_fit_the_cheapest_change_that_makes_it_fit_is_told():
 
 def whole_changes(made):
     return explain(made.job.flags, made.job.cluster, top=1000).advice.changes
+
+
+def test_modules_that_a_model_has_not_are_passed_over():
+    again = "--recompute-granularity selective --recompute-modules"
+    dense = job(f"{again} moe layernorm")
+    assert not judged(dense)
+    assert choice_of(dense).recompute.modules == ("layernorm",)
+    assert choice_of(job(f"{again} moe")).recompute == Recompute()
+    assert "--recompute-modules moe: the model has none" in notes_of(dense).ignored
+
+
+@pytest.mark.parametrize(
+    ("tensor", "able"),
+    # One replica is left of TP=2, which torchtitan trains in 32 bits only.
+    [(1, ("Fullbore's engine", "torchtitan")), (2, ())],
+)
+def test_who_could_run_a_schedule_that_megatron_has_not(tensor, able):
+    alone = ["no --sequence-parallel"] if tensor == 1 else []
+    made = explain(job(f"{T} {tensor}", f"{P} 4", *alone).flags, Cluster.parse("h100:1x8"), top=1)
+    assert made.beyond is not None and made.beyond.gain > 0
+    assert made.beyond.engines == able

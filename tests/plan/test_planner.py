@@ -92,7 +92,8 @@ def test_the_same_question_has_the_same_answer():
 
 def test_counts_are_of_what_there_is(seen):
     """Nothing is hopeless where all fits and everything is listed: each candidate is simulated."""
-    question = ask(global_batch=8, microbatch_size=(1, 2))
+    some = {"schedules": ("1f1b", "zb-v", "interleaved"), "virtual_stages": (1, 2, 3)}
+    question = ask(global_batch=8, microbatch_size=(1, 2), **some)
     made = plan(question, top=10**6)
     evaluator, exist = Evaluator(question), 0
     for spread in spreads(question):
@@ -105,7 +106,7 @@ def test_counts_are_of_what_there_is(seen):
     assert counts.spreads == len(spreads(question)) and not counts.spreads_pruned
     assert (counts.candidates, counts.simulated) == (exist, exist)
     assert counts.simulations == len(seen) > exist
-    few = plan(ask(memory_limit_bytes=6 * GIB), top=1).counts
+    few = plan(ask(memory_limit_bytes=6 * GIB, **some), top=1).counts
     assert few.spreads_pruned and few.too_large and few.pruned and few.simulated
 
 
@@ -217,7 +218,8 @@ def test_where_nothing_fits_a_long_sequence_may_be_cut():
 
 
 def test_where_nothing_fits_more_nodes_may_do():
-    limit = {"memory_limit_bytes": 2.5 * GIB}
+    few = {"schedules": ("1f1b",), "microbatch_size": (1,)}
+    limit = {"memory_limit_bytes": 2.5 * GIB, **few}
     with pytest.raises(ConfigError, match=r"give it 2 nodes of 4, with which P=2 TP=4 needs 2\.4"):
         plan(ask(cluster="h100:1x4", **limit))
     assert plan(ask(cluster="h100:2x4", **limit)).winner.fits

@@ -86,6 +86,7 @@ def _beyond(one: Beyond) -> dict[str, object]:
         "peak_bytes": one.evaluated.peak_bytes,
         "gain": one.gain,
         "reason": one.reason,
+        "engines": list(one.engines),
     }
 
 

@@ -192,9 +192,10 @@ def _change(one: Change, width: int) -> str:
 def _beyond(one: Beyond) -> str:
     choice, memory = one.evaluated.choice, f"{one.evaluated.peak_bytes / GIB:.1f} GiB"
     v = f" with {choice.virtual_stages} stages a rank" if choice.virtual_stages > 1 else ""
+    have = f"{' and '.join(one.engines)} can run so" if one.engines else "no engine here runs so"
     return "\n".join(
         [
-            "a schedule that Megatron-LM does not have, and Fullbore's engine does",
+            f"a schedule that Megatron-LM does not have, and {have}",
             f"  {choice.schedule}{v}, layers {layers_text(choice.layers)}: "
             f"{seconds(one.evaluated.step_s)}, {memory}; {one.reason}",
         ]

@@ -43,7 +43,14 @@ _SPLITS = (
 )
 _CHUNKS = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 _GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
-_TYPES = ("grad_reduce_in_bf16", "use_precision_aware_optimizer")
+_TYPES = (
+    "grad_reduce_in_bf16",
+    "use_precision_aware_optimizer",
+    "main_grads_dtype",
+    "main_params_dtype",
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +75,12 @@ def said_by(job: Job, asked: Asked) -> Said:
     given = given_by_flags(dict(job.flags))
     open_ = [one for one in _values(job, given, asked) if getattr(asked, one[0]) is None]
     filled = replace(asked, **{field: cast(Any, value) for field, value, _ in open_})
-    types = [flag(name) for name in _TYPES if job.has(name)]
+    types = tuple(" ".join((flag(n), *job.flags[n])) for n in _TYPES if job.has(n))
     return Said(
         asked=filled,
         borrowed=Borrowed(
             taken=(*(told for _, _, told in open_), *types),
+            optimizer=types,
             said=frozenset(told.partition(" ")[0] for _, _, told in _all(job, given, asked)),
         ),
         precision=optimizer_types(job, Precision.named(filled.precision or "bf16")),

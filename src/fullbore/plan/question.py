@@ -54,11 +54,13 @@ class Fixed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrowed:
     """Flags that came with the model. taken: those that hold, with their values, since no others
-    were typed. said: the names of all of them.
+    were typed. said: the names of all of them. optimizer: of those taken, what says the types of
+    gradients and states, for which `fullbore plan` has no flags.
     """
 
     taken: tuple[str, ...] = ()
     said: frozenset[str] = frozenset()
+    optimizer: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

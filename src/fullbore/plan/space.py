@@ -11,8 +11,7 @@ from dataclasses import replace
 from math import isqrt
 
 from fullbore.cost.model import Recompute
-from fullbore.cost.model.legal import check
-from fullbore.cost.model.shape import Experts, LatentAttention, LayerShape
+from fullbore.cost.model.legal import check, has_module
 from fullbore.errors import ConfigError
 from fullbore.plan.choice import NONE, Choice, Spread
 from fullbore.plan.engines import check_choice, check_recompute, check_spread, refusal
@@ -183,17 +182,9 @@ def cheap_recomputes(question: Question) -> tuple[Recompute, ...]:
     """Modules whose outputs alone are let go, which costs little: the norms, and all that there
     are; as far as all engines that are asked for can.
     """
-    has = {
-        "mla_up_proj": any(isinstance(one.attention, LatentAttention) for one in _kinds(question)),
-        "moe_act": any(isinstance(one.mlp, Experts) for one in _kinds(question)),
-    }
-    more = [module for module, is_there in has.items() if is_there]
+    more = [name for name in ("mla_up_proj", "moe_act") if has_module(question.shape, name)]
     made = [Recompute().changed("selective", modules=("layernorm", *m)) for m in ((), more)]
     return tuple(one for one in dict.fromkeys(made) if can_recompute(question, one))
-
-
-def _kinds(question: Question) -> Iterable[LayerShape]:
-    return dict.fromkeys(question.shape.layers)
 
 
 def can_recompute(question: Question, recompute: Recompute) -> bool:

@@ -15,7 +15,7 @@ from fullbore.cost.model.shape import (
 from fullbore.cost.model.split import Recompute, Split
 from fullbore.errors import ConfigError
 
-__all__ = ["check", "check_length", "refusals"]
+__all__ = ["check", "check_length", "has_module", "refusals"]
 
 _TENSOR = "--tensor-model-parallel-size"
 _CONTEXT = "--context-parallel-size"
@@ -47,6 +47,20 @@ def check_length(shape: ModelShape, sequence: int) -> None:
             f"--seq-length {str(sequence)[:60]}: this model has learned {longest} positions; use "
             f"at most {longest}"
         )
+
+
+def has_module(shape: ModelShape, module: str) -> bool:
+    """Whether there is anything that a module of selective recomputation would make again."""
+    mixtures = [layer.mlp for layer in shape.layers if isinstance(layer.mlp, Experts)]
+    match module:
+        case "mla_up_proj":
+            return any(isinstance(layer.attention, LatentAttention) for layer in shape.layers)
+        case "moe" | "moe_act":
+            return bool(mixtures)
+        case "shared_experts":
+            return any(mixture.shared is not None for mixture in mixtures)
+        case _:
+            return True
 
 
 def refusals(
@@ -82,15 +96,8 @@ def _sizes(split: Split, *, sequence: int, microbatch: int) -> Iterable[tuple[st
 
 
 def _recompute_refused(shape: ModelShape, recompute: Recompute) -> Iterator[str]:
-    mixtures = [layer.mlp for layer in shape.layers if isinstance(layer.mlp, Experts)]
-    has = {
-        "mla_up_proj": any(isinstance(one.attention, LatentAttention) for one in shape.layers),
-        "moe": bool(mixtures),
-        "moe_act": bool(mixtures),
-        "shared_experts": any(mixture.shared is not None for mixture in mixtures),
-    }
     for module in recompute.modules:
-        if not has.get(module, True):
+        if not has_module(shape, module):
             yield f"--recompute-modules {module}: {shape.name} has {_ABSENT[module]}; leave it out"
     if recompute.layers is not None and recompute.granularity != "full":
         yield "--recompute-num-layers needs --recompute-granularity full"

@@ -79,6 +79,7 @@ def megatron_arguments(question: Question, choice: Choice) -> list[str]:
         *_stages(choice),
         *_recompute(choice),
         *_switches(question, choice),
+        *question.borrowed.optimizer,
     ]
     return told
 

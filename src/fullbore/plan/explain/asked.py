@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fullbore.cost.hardware import Overlap
 from fullbore.cost.model import Kernels, Precision, Recompute
+from fullbore.cost.model.legal import has_module
 from fullbore.plan.choice import NONE, Choice, Spread
 from fullbore.plan.engines import engine_of
 from fullbore.plan.explain.job import Job, Refused
@@ -93,6 +94,9 @@ def choice_of(job: Job) -> Choice:
 
 
 def _recompute(job: Job) -> Recompute:
-    given = job.given
-    assert not isinstance(given, Refused)
-    return given.recompute or NONE
+    """Without modules of which the model has none: Megatron-LM passes over them."""
+    given, shape = job.given, job.shape
+    assert not isinstance(given, Refused) and not isinstance(shape, Refused)
+    again = given.recompute or NONE
+    there = tuple(module for module in again.modules if has_module(shape, module))
+    return replace(again, modules=there) if there else NONE

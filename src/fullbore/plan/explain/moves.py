@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fullbore.cost.model import CORE
-from fullbore.cost.model.shape import Experts
+from fullbore.cost.model import CORE, RECOMPUTE_MODULES
+from fullbore.cost.model.legal import has_module
+from fullbore.cost.model.shape import Mlp
 from fullbore.plan.emit import layout
 from fullbore.plan.explain.edit import Edit, setting, without
 from fullbore.plan.explain.job import Job, Refused
@@ -123,16 +124,14 @@ def _modules(job: Job) -> Iterator[tuple[str, ...]]:
     shape = job.shape
     if isinstance(shape, Refused):
         return
-    mixtures = [layer.mlp for layer in shape.layers if isinstance(layer.mlp, Experts)]
-    has = {
-        "layernorm": True,
-        "mla_up_proj": job.has("multi_latent_attention"),
-        "mlp": len(mixtures) < len(shape.layers),
-        "moe": bool(mixtures),
-        "moe_act": bool(mixtures) and job.has("moe_grouped_gemm"),
-        "shared_experts": any(mixture.shared is not None for mixture in mixtures),
-    }
-    there = [module for module, is_there in has.items() if is_there]
+    dense = any(isinstance(layer.mlp, Mlp) for layer in shape.layers)
+    there = [
+        module
+        for module in RECOMPUTE_MODULES[1:]
+        if has_module(shape, module)
+        and (module != "mlp" or dense)
+        and (module != "moe_act" or job.has("moe_grouped_gemm"))
+    ]
     cheap = tuple(module for module in there if module in _CHEAP)
     yield CORE
     yield from dict.fromkeys(

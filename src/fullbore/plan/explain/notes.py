@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from fullbore.cost.model.legal import has_module
 from fullbore.cost.model.megatron import is_tokenizer_assumed
 from fullbore.plan.explain.catalog import GONE, LAUNCHER, LOOKED_AT, flag
 from fullbore.plan.explain.job import Job, Refused
@@ -69,6 +70,10 @@ def _ignored_recompute(job: Job) -> Iterator[str]:
                 yield f"{flag(name)}: without --recompute-granularity nothing is recomputed"
     elif job.granularity == "full" and job.has("recompute_modules"):
         yield "--recompute-modules: --recompute-granularity full recomputes all of a layer"
+    elif job.granularity == "selective" and not isinstance(job.shape, Refused):
+        for module in job.recompute_modules:
+            if not has_module(job.shape, module):
+                yield f"--recompute-modules {module}: the model has none"
     if job.has("recompute_activations") and job.word("recompute_granularity") == "full":
         yield "--recompute-granularity full: --recompute-activations makes it selective"
 

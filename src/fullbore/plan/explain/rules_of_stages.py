@@ -23,8 +23,8 @@ _MODULES = {
     "core_attn": (),
     "layernorm": (),
     "mlp": (),
-    "moe": ("num_experts",),
-    "moe_act": ("num_experts", "moe_grouped_gemm"),
+    "moe": (),
+    "moe_act": ("moe_grouped_gemm",),
     "shared_experts": ("moe_shared_expert_intermediate_size",),
     "mla_up_proj": ("multi_latent_attention",),
 }  # what may be recomputed by itself, and the flags that it needs
