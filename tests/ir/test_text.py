@@ -28,6 +28,15 @@ def test_files_travel(tmp_path: Path, name: str, channelled: bool) -> None:
     assert read.name == "mine"
 
 
+def test_slices_of_sequences_travel() -> None:
+    schedule = build("seq1f1b", ranks=2, microbatches=2, slices=2)
+    text = to_text(schedule)
+    assert text.startswith("2SLICES,0F0,0F1,0F2,0B1,") and "\r\n2SLICES,1F0," in text
+    assert from_text(text) == schedule
+    assert from_text(text.replace("\r\n2SLICES,", "\n", 1)).slices == 2
+    assert from_text(text.replace("2SLICES", "")).slices == 1
+
+
 def test_the_format_is_a_row_a_rank() -> None:
     assert to_text(gpipe(ranks=2, microbatches=1)) == "0F0,0B0\r\n1F0,1B0\r\n"
 
@@ -113,6 +122,9 @@ def test_pytorchs_sharding_is_dropped_and_its_overlapped_pairs_are_opened() -> N
         ("0F0,0B0,999999999F0", "line 1, column 3", "stage 1 is nowhere"),
         ("0F0,0B0\n0F0", "line 2, column 1", "rank 1 computes no stage of its own"),
         ("0F0,0B0\n1SEND_F0", "line 2, column 1", "rank 1 computes no stage of its own"),
+        ("3SLICES,0F0,0F1,0B1,0B0", "line 1, column 1", "no sequences of 3"),
+        ("2SLICES,0F0,0F1,0B1,0B0\n1SLICES,1F0,1F1,1B1,1B0", "line 2, column 1", "one number"),
+        ("0SLICES,0F0,0B0", "line 1, column 1", "'0SLICES' is not an action"),
     ],
 )
 def test_garbage_is_refused_with_line_and_column(text: str, place: str, said: str) -> None:

@@ -188,6 +188,13 @@ def test_their_single_stage_orders_are_ours(made_by: str, ours: Any) -> None:
     assert rows == expected
 
 
+def test_slices_are_refused_there_not_taken_for_sequences(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="2SLICES"):
+        ours_as_theirs(
+            build("seq1f1b", ranks=1, microbatches=2, slices=2), tmp_path / "o", "compute_only"
+        )
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
 @pytest.mark.parametrize(
     "name", [f.name for f in FAMILIES if f.name not in ("dualpipe", "seq1f1b")]

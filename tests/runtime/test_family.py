@@ -13,8 +13,7 @@ from fullbore.ir import Placement
 from fullbore.schedules import FAMILIES, build
 from fullbore.verify import check_runnable, verify
 
-NEW = ["eager-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "gis", "gis-h", "hanayo"]
-RUN = [*NEW, "dualpipe-v"]
+RUN = [family.name for family in FAMILIES if family.runs and not family.takes_slices]
 WAVES = [Case("hanayo", 3, 4), Case("gis", 5, 3), Case("gis-h", 5, 3), Case("gis", 2, 1)]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fullbore.errors import FullboreError
 from fullbore.passes import insert_communication
-from fullbore.schedules import dualpipe, eager_1f1b, zb_v
+from fullbore.schedules import build, dualpipe, eager_1f1b, zb_v
 from fullbore.train.settings import TrainSettings
 
 
@@ -26,6 +26,17 @@ def test_a_file_says_the_schedule_and_v(tmp_path: Path) -> None:
     assert shape.build() == made and not shape.build().has_communication
     assert (shape.virtual_stages, shape.microbatches, shape.layers) == (2, 4, (3, 2, 2, 0))
     assert settings(tmp_path / "best.CSV", micro_batch_size=2).shape().layers is None
+
+
+def test_a_file_says_how_sequences_are_sliced(tmp_path: Path) -> None:
+    made = build("seq1f1b", ranks=2, microbatches=8, slices=4)
+    made.to_csv(tmp_path / "sliced.csv")
+    run = settings(tmp_path / "sliced.csv", seq_length=64)
+    assert run.shape().build() == made and run.shape().microbatches == 8
+    with pytest.raises(FullboreError, match="--seq-length 63 makes no 4 --slices of one length"):
+        settings(tmp_path / "sliced.csv", seq_length=63)
+    with pytest.raises(FullboreError, match="a schedule file says itself"):
+        settings(tmp_path / "sliced.csv", seq_length=64, slices=2)
 
 
 @pytest.mark.parametrize(

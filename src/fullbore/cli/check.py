@@ -62,7 +62,8 @@ def _document(file: Path, schedule: Schedule, violations: list[Violation]) -> di
         "ranks": schedule.ranks,
         "virtual_stages": schedule.virtual_stages,
         "stages": schedule.stages,
-        "microbatches": schedule.microbatches,
+        "microbatches": schedule.microbatches // schedule.slices,
+        "slices": schedule.slices,
         "actions": schedule.actions,
         "has_communication": schedule.has_communication,
         "violations": [
@@ -89,7 +90,8 @@ def _print(file: Path, schedule: Schedule, violations: list[Violation]) -> None:
         for number, noun in (
             (schedule.ranks, "rank"),
             (schedule.stages, "stage"),
-            (schedule.microbatches, "microbatch"),
+            (schedule.microbatches // schedule.slices, "microbatch"),
+            *(((schedule.slices, "slice"),) if schedule.slices > 1 else ()),
             (schedule.actions, "action"),
         )
     )

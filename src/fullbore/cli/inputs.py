@@ -109,10 +109,10 @@ def _refuse_contradictions(schedule: Schedule, shape: Shape, file: str) -> None:
     """A file says P, M and v itself; flags may repeat them, never change them."""
     for flag, typed, true in (
         ("-p", shape.ranks, schedule.ranks),
-        ("-m", shape.microbatches, schedule.microbatches),
+        ("-m", shape.microbatches, schedule.microbatches // schedule.slices),
         ("-v", shape.virtual_stages, schedule.virtual_stages),
         ("-g", shape.group_size, None),
-        ("--slices", shape.slices, None),
+        ("--slices", shape.slices, schedule.slices if schedule.slices > 1 else None),
     ):
         if typed is not None and typed != true:
             remedy = "leave it out" if true is None else f"write {true}, or leave it out"

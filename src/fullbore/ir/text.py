@@ -3,6 +3,9 @@
 Empty cells are PyTorch's idle slots and carry no meaning here. Cells that only steer PyTorch's
 FSDP (`0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`) are accepted and dropped, since Fullbore decides
 those itself; a pair `(0F1;3B0)OVERLAP_F_B` is read as its members, in order.
+
+Where sequences are cut into k slices the first cell of every row says so, as `4SLICES`. PyTorch,
+which knows no slices, then refuses the file instead of taking each slice for a whole sequence.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ __all__ = ["from_text", "read_text", "to_text"]
 
 _LINE_END = re.compile(r"\r\n|\n|\r")  # str.splitlines would also end lines at form feeds
 _SHARDING = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)")
+_SLICES = re.compile(r"([1-9][0-9]{0,8})SLICES")
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
 def to_text(schedule: Schedule) -> str:
-    """The schedule as PyTorch's CSV: what its `_load_csv` reads."""
-    return "".join(",".join(map(str, program)) + "\r\n" for program in schedule.programs)
+    """The schedule as PyTorch's CSV: what its `_load_csv` reads, unless there are slices."""
+    slices = f"{schedule.slices}SLICES," if schedule.slices > 1 else ""
+    return "".join(slices + ",".join(map(str, program)) + "\r\n" for program in schedule.programs)
 
 
 def read_text(path: str | PathLike[str]) -> str:
@@ -81,7 +86,7 @@ def _row(line: str, number: int) -> list[Action]:
 def _cell(cell: str) -> list[Action]:
     if cell.startswith('"') and cell.endswith('"') and len(cell) > 1:
         cell = cell[1:-1].strip()
-    if not cell or _SHARDING.fullmatch(cell):
+    if not cell or _SHARDING.fullmatch(cell) or _SLICES.fullmatch(cell):
         return []
     pair = _OVERLAP.fullmatch(cell)
     return [Action.parse(part) for part in (pair.group(1).split(";") if pair else [cell])]
@@ -110,7 +115,27 @@ def _assemble(programs: tuple[Program, ...], rows: list[str], name: str) -> Sche
         microbatches=counts["microbatch"],
         placement=_infer_placement(programs, counts["stage"]),
         programs=programs,
+        slices=_slices(rows, counts["microbatch"]),
     )
+
+
+def _slices(rows: list[str], microbatches: int) -> int:
+    """How many slices a sequence has: what all cells that say it agree on, 1 where none does."""
+    found = 0
+    for line, row in enumerate(rows, start=1):
+        for column, cell in enumerate(row.split(","), start=1):
+            match = _SLICES.fullmatch(cell.strip())
+            if match is None:
+                continue
+            here, told = f"line {line}, column {column}", int(match[1])
+            if found not in (0, told):
+                raise NotationError(f"{here}: {told} slices, but {found} before: write one number")
+            if microbatches % told:
+                raise NotationError(
+                    f"{here}: the {microbatches} slices that are here make no sequences of {told}"
+                )
+            found = told
+    return max(1, found)
 
 
 def _locate(rows: list[str], what: str, value: int) -> str:

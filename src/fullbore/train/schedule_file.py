@@ -42,11 +42,12 @@ def read_schedule_file(
             f"--schedule {path} is for P={schedule.ranks} ranks: set "
             f"--pipeline-model-parallel-size {schedule.ranks}, not {ranks}"
         )
-    if schedule.microbatches != microbatches:
+    sequences = schedule.microbatches // schedule.slices
+    if sequences != microbatches:
         raise ConfigError(
-            f"--schedule {path} has M={schedule.microbatches} microbatches and the run "
+            f"--schedule {path} has M={sequences} microbatches and the run "
             f"{microbatches}: let --global-batch-size / --micro-batch-size / data-parallel size be "
-            f"{schedule.microbatches}"
+            f"{sequences}"
         )
     for flag, value in typed.items():
         if value is not None:

@@ -192,7 +192,7 @@ class TrainSettings(BaseModel):
             schedule=made.name,
             ranks=made.ranks,
             virtual_stages=made.virtual_stages,
-            microbatches=made.microbatches,
+            microbatches=made.microbatches // made.slices,
             layers=None if layers is None else self._layers_by_hand(layers, made.virtual_stages),
             made=made,
         )

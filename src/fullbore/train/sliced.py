@@ -17,8 +17,8 @@ def check_sliced(settings: TrainSettings, slices: int) -> None:
     length, recomputation = settings.seq_length, settings.recomputation
     if settings.slices not in (None, slices):
         raise ConfigError(
-            f"--slices {settings.slices}: the microbatches of a schedule file are whole sequences; "
-            "leave it, or choose --schedule seq1f1b"
+            f"--slices {settings.slices}: a schedule file says itself whether its microbatches are "
+            "slices; leave it, or choose --schedule seq1f1b"
         )
     if length % slices:
         below = length // slices * slices
