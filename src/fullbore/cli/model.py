@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fullbore.cli.kernel_options import CudaGraphModules, CudaGraphs, TokenDispatcher
 from fullbore.cli.options import JsonFlag
 from fullbore.cli.training_options import option
 
@@ -135,6 +136,9 @@ def model(
             "Face's modules do, one operation after another.",
         ),
     ] = "fused",
+    dispatcher: TokenDispatcher = None,
+    cuda_graph_impl: CudaGraphs = "none",
+    cuda_graph_modules: CudaGraphModules = None,
     bf16: Annotated[
         bool, option(_STATES, "--bf16", help="16-bit weights and activations (if none is given).")
     ] = False,
@@ -145,6 +149,9 @@ def model(
     fp8: Annotated[
         bool,
         option(_STATES, "--fp8", help="8-bit inputs of products; weights stay in 16 bits."),
+    ] = False,
+    fp8_mx: Annotated[
+        bool, option(_STATES, "--mxfp8", help="The same with a scale for each 32 elements.")
     ] = False,
     fp8_weights: Annotated[
         bool, option(_STATES, "--fp8-param-gather", help="8-bit weights and inputs of products.")
@@ -232,7 +239,11 @@ def model(
             recompute_layers=recompute_layers,
             flash=flash,
             kernels=kernels,
-            precisions=_named(bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights),
+            precisions=_named(
+                bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_mx=fp8_mx, fp8_weights=fp8_weights
+            ),
+            dispatcher=dispatcher,
+            graphs=(cuda_graph_impl, cuda_graph_modules),
             data_parallel=data_parallel,
             sharding=sharding or ("optim" if distributed_optimizer else None),
             causal=causal,

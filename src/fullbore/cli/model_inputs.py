@@ -8,6 +8,7 @@ from math import gcd, inf
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
+from fullbore.cost.hardware import Capture
 from fullbore.cost.model.config import read_config
 from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.layer import pieces
@@ -15,7 +16,14 @@ from fullbore.cost.model.megatron import Given, given_by_flags, shape_of_flags
 from fullbore.cost.model.piece import Piece
 from fullbore.cost.model.script import read_flags
 from fullbore.cost.model.shape import ModelShape
-from fullbore.cost.model.split import Kernels, Precision, Recompute, Split
+from fullbore.cost.model.split import (
+    Dispatcher,
+    Kernels,
+    Precision,
+    Recompute,
+    Split,
+    dispatcher_named,
+)
 from fullbore.cost.model.states import Sharding, States, states_of_pieces
 from fullbore.cost.model.totals import Totals, active_parameters, totals
 from fullbore.errors import ConfigError
@@ -24,7 +32,7 @@ __all__ = ["Asked", "Setting", "read_setting"]
 
 _T = TypeVar("_T")
 _SEQUENCE = 4096
-_FLAGS_OF_PRECISIONS = {"fp8_weights": "--fp8-param-gather"}
+_FLAGS_OF_PRECISIONS = {"fp8_weights": "--fp8-param-gather", "fp8_mx": "--mxfp8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,8 @@ class Asked:
     flash: bool | None
     kernels: str
     precisions: tuple[str, ...]
+    dispatcher: str | None
+    graphs: tuple[str, str | None]
     data_parallel: int | None
     sharding: str | None
     causal: bool
@@ -67,6 +77,7 @@ class Setting:
     causal: bool
     sharding: Sharding
     data_parallel: int
+    capture: Capture = field(default_factory=Capture)
     tokens_per_s: float | None = None
     peak_tflops: float | None = None
     given: Given = field(default_factory=Given)
@@ -142,6 +153,7 @@ def read_setting(asked: Asked) -> Setting:
         causal=asked.causal,
         sharding=cast(Sharding, asked.sharding or given.sharding or "no_shard"),
         data_parallel=_replicas(asked, split),
+        capture=Capture.parse(*asked.graphs),
         tokens_per_s=asked.tokens_per_s,
         peak_tflops=asked.peak_tflops,
         given=given,
@@ -228,7 +240,15 @@ def _kernels(asked: Asked, given: Given) -> Kernels:
     return Kernels(
         style=cast(Literal["eager", "fused"], asked.kernels),
         flash=_first(asked.flash, given.flash, True),
+        dispatcher=_dispatcher(asked, given),
+        dropless=given.dropless,
     )
+
+
+def _dispatcher(asked: Asked, given: Given) -> Dispatcher:
+    if asked.dispatcher is not None:
+        return dispatcher_named(asked.dispatcher)
+    return given.dispatcher or "alltoall"
 
 
 def _precision(asked: Asked, given: Given) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fullbore.cli.kernel_options import CudaGraphModules, CudaGraphs, TokenDispatcher
 from fullbore.cli.options import JOB, Cluster, JsonFlag
 from fullbore.cli.training_options import option
 
@@ -187,7 +188,12 @@ def plan(
     ] = None,
     precision: Annotated[
         str,
-        option(_MODEL, "--precision", metavar="NAME", help="bf16, fp16, fp8, fp8_weights or fp32."),
+        option(
+            _MODEL,
+            "--precision",
+            metavar="NAME",
+            help="bf16, fp16, fp8, fp8_mx (in blocks), fp8_weights or fp32.",
+        ),
     ] = "bf16",
     flash: Annotated[
         bool,
@@ -237,6 +243,9 @@ def plan(
             help="Whether tokens travel to experts and back beside another microbatch's work.",
         ),
     ] = False,
+    dispatcher: TokenDispatcher = None,
+    cuda_graph_impl: CudaGraphs = "none",
+    cuda_graph_modules: CudaGraphModules = None,
     search_time: Annotated[
         float,
         option(
@@ -366,6 +375,8 @@ def plan(
             overlap_gradients=overlap_grad_reduce,
             overlap_tensor=tp_comm_overlap,
             overlap_experts=overlap_experts,
+            dispatcher=dispatcher or "alltoall",
+            graphs=(cuda_graph_impl, cuda_graph_modules),
             engines=targets.able,
         )
     )

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
-from fullbore.cost.hardware import Cluster, Overlap
+from fullbore.cost.hardware import Capture, Cluster, Overlap
 from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute
 from fullbore.cost.model.config import read_config
 from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.megatron import shape_of_flags
 from fullbore.cost.model.script import read_flags
+from fullbore.cost.model.split import dispatcher_named
 from fullbore.errors import ConfigError
 from fullbore.plan import Fixed, Question
 from fullbore.plan.engines import Engine
@@ -51,6 +52,8 @@ class Asked:
     overlap_gradients: bool
     overlap_tensor: bool
     overlap_experts: bool
+    dispatcher: str
+    graphs: tuple[str, str | None]
     engines: tuple[Engine, ...]
 
 
@@ -72,9 +75,10 @@ def make_question(asked: Asked) -> Question:
         global_batch=asked.global_batch,
         sequence=asked.sequence,
         precision=Precision.named(asked.precision),
-        kernels=Kernels(flash=asked.flash),
+        kernels=Kernels(flash=asked.flash, dispatcher=dispatcher_named(asked.dispatcher)),
         fixed=_fixed(asked, len(shape.layers)),
         overlap=Overlap(forward=asked.overlap_tensor, expert=asked.overlap_experts),
+        capture=Capture.parse(*asked.graphs),
         memory_limit_bytes=memory_limit(asked.memory_limit),
         overlap_messages=asked.overlap_messages,
         overlap_gradients=asked.overlap_gradients,

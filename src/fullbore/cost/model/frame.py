@@ -6,14 +6,15 @@ C  tokens where the sequence is cut too: T / t with sequence parallelism, else T
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from fullbore.cost.model.piece import Action, Collective, Kept, Product, Traffic, Weights
+from fullbore.cost.model.piece import Action, Collective, Kept, Module, Product, Traffic, Weights
 from fullbore.cost.model.shape import Unfused
 from fullbore.cost.model.split import Kernels, Precision, Split
 
-__all__ = ["Frame", "Part", "join", "moves"]
+__all__ = ["Frame", "Part", "join", "moves", "within"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class Part:
     """One step of a piece, such as the projection of queries, keys and values.
 
     grads: gradients of the outputs of products, held between I and W. core: whether selective
-    recomputation makes it again.
+    recomputation makes it again. module: what a CUDA graph would capture it with.
     """
 
     products: tuple[Product, ...] = ()
@@ -96,6 +97,12 @@ class Part:
     traffic: tuple[Traffic, ...] = ()
     collectives: tuple[Collective, ...] = ()
     core: bool = False
+    module: Module = "end"
+
+
+def within(module: Module, parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Parts, as those of a module."""
+    return tuple(replace(part, module=module) for part in parts)
 
 
 def join(*parts: Part) -> Part:
@@ -110,13 +117,25 @@ def join(*parts: Part) -> Part:
     )
 
 
-def moves(name: str, *, forward: tuple[float, float], backward: tuple[float, float]) -> Part:
-    """The traffic of a step without a product: bytes (read, written) in F and in I."""
-    told: tuple[tuple[Action, tuple[float, float]], ...] = (("F", forward), ("I", backward))
+def moves(
+    name: str,
+    *,
+    forward: tuple[float, float],
+    backward: tuple[float, float],
+    kernels: tuple[int, int] = (1, 1),
+) -> Part:
+    """The traffic of a step without a product: bytes (read, written) in F and in I.
+
+    kernels: in F and in I.
+    """
+    told: tuple[tuple[Action, tuple[float, float], int], ...] = (
+        ("F", forward, kernels[0]),
+        ("I", backward, kernels[1]),
+    )
     return Part(
         traffic=tuple(
-            Traffic(name=name, read_bytes=read, written_bytes=written, action=action)
-            for action, (read, written) in told
+            Traffic(name=name, read_bytes=read, written_bytes=written, action=action, kernels=count)
+            for action, (read, written), count in told
             if read or written
         )
     )

@@ -39,7 +39,7 @@ def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
             ),
         ),
         Part(kept=(frame.whole("attention projection input", inner, until_weight=True),)),
-        matrix(frame, out, inner=inner, columns=frame.hidden, bias=shape.bias),
+        matrix(frame, out, inner=inner, columns=frame.hidden, bias=shape.bias, gathered="output"),
         leaving(frame, out, frame.hidden),
     )
 
@@ -47,12 +47,12 @@ def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
 def _queries(frame: Frame, shape: LatentAttention, *, columns: int) -> tuple[Part, ...]:
     rank = shape.query_rank
     if rank is None:
-        whole = matrix(frame, "query", inner=frame.hidden, columns=columns)
+        whole = matrix(frame, "query", inner=frame.hidden, columns=columns, gathered="input")
         return (entering(frame, "query", frame.hidden), whole)
     return (
         _down(frame, "query down", columns=rank, bias=shape.bias),
         *_latent(frame, "query", rank, shape),
-        matrix(frame, "query up", inner=rank, columns=columns),
+        matrix(frame, "query up", inner=rank, columns=columns, gathered="input"),
     )
 
 
@@ -63,7 +63,7 @@ def _keys_and_values(frame: Frame, shape: LatentAttention, *, heads: int) -> tup
         _down(frame, "key and value down", columns=down, bias=shape.bias),
         *_latent(frame, "key and value", shape.kv_rank, shape),
         entering(frame, "rotated key", shape.rotary_width),
-        matrix(frame, "key and value up", inner=shape.kv_rank, columns=columns),
+        matrix(frame, "key and value up", inner=shape.kv_rank, columns=columns, gathered="input"),
     )
 
 

@@ -7,9 +7,21 @@ rank has and how often, not what a piece costs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
-__all__ = ["Kernels", "Precision", "Recompute", "Split"]
+from fullbore.errors import ConfigError
+
+__all__ = ["Dispatcher", "Kernels", "Precision", "Recompute", "Split", "dispatcher_named"]
+
+Dispatcher = Literal["alltoall", "flex"]
+
+
+def dispatcher_named(name: str) -> Dispatcher:
+    """A value of --moe-token-dispatcher-type. Raises ConfigError for what has no price."""
+    for known in get_args(Dispatcher):
+        if name == known:
+            return cast(Dispatcher, known)
+    raise ConfigError(f"--moe-token-dispatcher-type {name}: it must be alltoall or flex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +76,22 @@ class Precision:
     main_weight: float
     moments: float = 8.0
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether each block of 32 elements has a scale of its own (MXFP8)."""
+        return self.name == "fp8_mx"
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether products with weights are carried out in 8 bits."""
+        return self.name.startswith("fp8")
+
     @staticmethod
     def named(name: str) -> Precision:
-        """bf16, fp16, fp8, fp8_weights or fp32, with Adam. Raises ConfigError for another name."""
-        from fullbore.errors import ConfigError
+        """bf16, fp16, fp8, fp8_mx, fp8_weights or fp32, with Adam.
 
+        Raises ConfigError for another name.
+        """
         known = _PRECISIONS.get(name)
         if known is None:
             raise ConfigError(f"no precision is called {name!r}: {', '.join(_PRECISIONS)}")
@@ -90,6 +113,7 @@ _PRECISIONS = {
     "bf16": _mixed("bf16"),
     "fp16": _mixed("fp16"),
     "fp8": _mixed("fp8", product_input=1.0),
+    "fp8_mx": _mixed("fp8_mx", product_input=1.0),
     "fp8_weights": _mixed("fp8_weights", weight=1.0, product_input=1.0),
     "fp32": Precision(
         name="fp32", weight=4.0, activation=4.0, product_input=4.0, gradient=4.0, main_weight=0.0
@@ -103,7 +127,12 @@ class Kernels:
 
     style: fused, as Megatron-LM with its fused norms, activations and loss; eager, as Hugging
     Face's modules run one operation after another. flash: whether attention keeps no scores.
+    dispatcher: how tokens get to their experts: each copy by an all_to_all, or once to each rank
+    and node, and multiplied there (flex: DeepEP, HybridEP). dropless: whether experts take as many
+    tokens as there are, so that the host waits for their number before it can go on.
     """
 
     style: Literal["eager", "fused"] = "fused"
     flash: bool = True
+    dispatcher: Dispatcher = "alltoall"
+    dropless: bool = True

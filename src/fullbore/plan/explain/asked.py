@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, cast
 
-from fullbore.cost.hardware import Overlap
+from fullbore.cost.hardware import Capture, Overlap
 from fullbore.cost.model import Kernels, Precision, Recompute
 from fullbore.plan.choice import NONE, Choice, Spread
 from fullbore.plan.engines import engine_of
 from fullbore.plan.explain.job import Job, Refused
 from fullbore.plan.question import Fixed, Question
 
-__all__ = ["choice_of", "precision_of", "question_of"]
+__all__ = ["capture_of", "choice_of", "precision_of", "question_of"]
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
@@ -31,16 +31,41 @@ def question_of(job: Job, *, memory_limit_bytes: float | None = None) -> Questio
         global_batch=sequences,
         sequence=job.size("seq_length"),
         precision=precision_of(job),
-        kernels=Kernels(flash=given.flash is not False),
+        kernels=Kernels(
+            flash=given.flash is not False,
+            dispatcher=given.dispatcher or "alltoall",
+            dropless=given.dropless,
+        ),
         fixed=Fixed(engines=(engine_of("megatron"),)),
         overlap=Overlap(
             forward=job.has("tp_comm_overlap"),
             expert=job.has("overlap_moe_expert_parallel_comm"),
         ),
+        capture=capture_of(job),
         memory_limit_bytes=memory_limit_bytes,
         overlap_messages=job.interleaved and not job.has("no_overlap_p2p_communication"),
         overlap_gradients=job.has("overlap_grad_reduce"),
     )
+
+
+def capture_of(job: Job) -> Capture:
+    """What CUDA graphs replay; ConfigError where flags say nothing that there is.
+
+    Older releases have --enable-cuda-graph and --external-cuda-graph for the two kinds of graphs of
+    layers, and --cuda-graph-scope for what they capture.
+    """
+    implementation = job.word("cuda_graph_impl") or "none"
+    for older, now in (
+        ("enable_cuda_graph", "local"),
+        ("external_cuda_graph", "transformer_engine"),
+    ):
+        if job.has(older) and implementation == "none":
+            implementation = now
+    named = [*job.flags.get("cuda_graph_modules", ()), *job.flags.get("cuda_graph_scope", ())]
+    if "full_iteration" in named and implementation != "none":
+        return Capture(implementation="full_iteration")
+    modules = () if implementation in ("none", "full_iteration") else tuple(named)
+    return Capture(implementation=implementation, modules=modules)
 
 
 def precision_of(job: Job) -> Precision:
