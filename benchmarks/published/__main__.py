@@ -113,11 +113,11 @@ def _steps(found: Sequence[Job]) -> list[bool]:
         print(f"\nSeconds of a step and MFU on {title} (* constants were fitted to this row)\n")
         errors = _told(lines, mean_goal=MEAN_GOAL, worst_goal=WORST_GOAL)
         good += [sum(errors) / len(errors) <= MEAN_GOAL, _have_causes(lines)]
-    print("\nSeconds of a step and MFU of mixtures of experts (nothing is fitted)\n")
+    print("\nSeconds of a step and MFU of mixtures of experts (* as above)\n")
     lines = _timed(job for job in found if job.mixture)
     _told(lines, mean_goal=MEAN_GOAL, worst_goal=WORST_GOAL)
     for preset, title in GENERATIONS.items():
-        errors = [abs(line.error) for line in lines if line.job.gpu == preset]
+        errors = [abs(line.error) for line in lines if line.job.gpu == preset and not line.fitted]
         if errors:
             print(f"on {title}: {_summary(errors, MEAN_GOAL, WORST_GOAL)}")
     return [*good, _have_causes(lines)]

@@ -4,7 +4,8 @@ ampere      times of single stages and layers, never of steps: F, I and W of a r
             in Table 9 of the zero-bubble paper; forward and backward of one layer in Table 4 of
             Korthikanti 2022 (layers.csv); `message_share` from Table 9's hop within a node.
             `step_share` alone from steps: the 1F1B rows of the zero-bubble paper's Table 4.
-hopper      the rows of recent.csv that say `fit`, with what is not named here as on Ampere.
+hopper      product_share and cast_share: the rows of recent.csv that say `fit`. launch_s: the one
+            row of experts.csv that does. What is not named here is as on Ampere.
 blackwell   the same.
 
 Every other row is predicted without having been looked at by a fit.
@@ -30,6 +31,7 @@ __all__ = ["FITTED", "refit"]
 
 HERE = Path(__file__).parent
 UNFUSED = Kernels(flash=False)
+_MOST = {"cast_share": 0.8, "block_cast_share": 0.8}  # no cast is faster than a copy
 _FACTORS = (1.2, 0.83, 1.05, 0.95, 1.01, 0.99)
 
 Errors = Callable[[Constants], Sequence[float]]  # logarithms of predicted over measured
@@ -88,8 +90,14 @@ def refit() -> None:
     ampere = _fitted("ampere, steps", _of_steps(steps), ampere, ("step_share",))
     for generation, presets in (("hopper", ("h100",)), ("blackwell", ("b200", "gb200"))):
         rows = [job for job in jobs() if job.fits and job.gpu in presets]
+        dense = [job for job in rows if not job.mixture]
         start = Cluster.parse(presets[0]).constants
-        _fitted(generation, _of_steps(rows), start, ("product_share", "cast_share"))
+        shares = ("product_share", "cast_share")
+        if any(job.precision.in_blocks for job in dense):
+            shares = (*shares, "block_cast_share")
+        made = _fitted(generation, _of_steps(dense), start, shares, _MOST)
+        mixtures = [job for job in rows if job.mixture]
+        _fitted(f"{generation}, the host", _of_steps(mixtures), made, ("launch_s",))
 
 
 def _profiles() -> list[Timed]:

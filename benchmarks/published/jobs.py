@@ -11,10 +11,11 @@ from pathlib import Path
 
 from shapes import GPT, RECENT
 
-from fullbore.cost.hardware import Cluster, Constants, Layout
+from fullbore.cost.hardware import Capture, Cluster, Constants, Layout
 from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute, Split
 from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.layer import pieces
+from fullbore.cost.model.shape import Experts
 
 __all__ = ["Job", "Measured", "jobs", "step_flops_per_token"]
 
@@ -78,6 +79,7 @@ class Job:
     split: Split
     recompute: Recompute
     kernels: Kernels
+    capture: Capture
     overlapped: bool
     tensor_overlap: bool
     forward_overlap: bool
@@ -113,7 +115,7 @@ def jobs() -> Iterator[Job]:
     for file in ("published.csv", "others.csv"):
         for row in _rows(file):
             yield from _jobs(row)
-    for file in ("recent.csv", "experts.csv"):
+    for file in ("recent.csv", "experts.csv", "later.csv"):
         for row in _rows(file):
             yield _recent(row)
 
@@ -218,7 +220,8 @@ def _recent(row: dict[str, str]) -> Job:
     tensor, ranks, context = sizes["tp"], sizes["pp"], sizes["cp"]
     data = sizes["gpus"] // (tensor * ranks * context)
     shape, sequence = _shape(row["model"]), int(row["sequence"])
-    expert, expert_tensor = int(row.get("ep", "1")), 1 if "ep" in row else None
+    mixture = any(isinstance(layer.mlp, Experts) for layer in shape.layers)
+    expert, expert_tensor = int(row.get("ep") or "1"), 1 if mixture else None
     cluster = Cluster.parse(f"{row['gpu']}:{_grouped(row['gpu'], sizes['gpus'])}")
     tokens = sizes["gbs"] * sequence / sizes["gpus"]
     per_token = step_flops_per_token(shape, sequence)
@@ -252,10 +255,14 @@ def _recent(row: dict[str, str]) -> Job:
             expert_tensor=expert_tensor,
         ),
         recompute=Recompute(),
-        kernels=Kernels(),
+        kernels=Kernels(
+            dispatcher="flex" if row.get("dispatcher") == "flex" else "alltoall",
+            dropless=row.get("tokens") != "dropped",
+        ),
+        capture=_capture(row.get("graph") or ""),
         overlapped=True,
         tensor_overlap=True,
-        forward_overlap=True,
+        forward_overlap=not row["source"].startswith("Llama 3"),  # which does not say so
         expert_overlap=row.get("overlap") == "1",
         hides_reduction=True,
         distributed=True,
@@ -263,8 +270,8 @@ def _recent(row: dict[str, str]) -> Job:
         measured=Measured(step_s=tokens / per_s),
         gpu=row["gpu"],
         fits=row["used"] == "fit",
-        mixture="ep" in row,
-        layers=_layers(row.get("layers", "")),
+        mixture=mixture,
+        layers=_layers(row.get("layers") or ""),
         note=", ".join(filter(None, (row.get("tokens", ""), row.get("also", "")))),
     )
 
@@ -273,6 +280,14 @@ def _precision_of(row: dict[str, str]) -> Precision:
     """Megatron Bridge's recipes sum gradients in 16 bits (grad_reduce_in_fp32 = False)."""
     named = Precision.named(row["precision"])
     return replace(named, gradient=2.0) if "Megatron Bridge" in row["source"] else named
+
+
+def _capture(text: str) -> Capture:
+    """What a row's recipe captured in CUDA graphs: everything, or modules of each layer."""
+    if text == "full_iteration":
+        return Capture(implementation=text)
+    modules = tuple(text.split())
+    return Capture(implementation="transformer_engine", modules=modules) if modules else Capture()
 
 
 def _layers(text: str) -> tuple[int, ...] | None:
@@ -345,6 +360,7 @@ def _job(
         split=Split(tensor=tensor, sequence_parallel=sequence_parallel),
         recompute=Recompute(granularity=recompute),  # type: ignore[arg-type]
         kernels=Kernels(style="fused", flash=flash),
+        capture=Capture(),
         overlapped=overlapped,
         tensor_overlap=tensor_overlap,
         forward_overlap=False,

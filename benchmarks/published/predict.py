@@ -71,6 +71,7 @@ def question_of(job: Job) -> Question:
         overlap=Overlap(
             backward=job.tensor_overlap, forward=job.forward_overlap, expert=job.expert_overlap
         ),
+        capture=job.capture,
         overlap_messages=job.overlapped,
         overlap_gradients=job.hides_reduction,
         causal=job.kernels.flash,

@@ -20,7 +20,7 @@ PIECE_KEYS = {
     *("title", "kind", "indices", "parameters", "forward_flops", "input_grad_flops"),
     *("weight_grad_flops", "recomputed_flops", "kept_bytes", "kept_until_weight_bytes"),
     *("held_bytes", "rebuilt_bytes", "products", "weights", "kept", "held", "rebuilt"),
-    *("traffic", "collectives"),
+    *("traffic", "collectives", "launches"),
 }
 
 
@@ -56,6 +56,18 @@ def test_every_tensor_is_explained(fullbore):
     for name in ("experts gate and up", "8 times 1 024 x 4096 x 28672", "router scores"):
         assert name in out
     assert "12.88 billion of them for each token" in out
+
+
+def test_kernels_are_told_with_who_starts_them(fullbore):
+    flags = ("--fp8", "--explain", "--cuda-graph-impl", "transformer_engine")
+    out = fullbore("model", MIXTRAL, *flags, "--cuda-graph-modules", "attn,moe_router").out
+    lines = [line.split() for line in out.splitlines()]
+    (experts,) = (line for line in lines if line[:1] == ["moe"])
+    assert "+ 16 casts" in " ".join(experts)  # of 8 experts, two products each
+    assert experts[-2:] == ["the", "host"]
+    assert ["a", "graph"] in [line[-2:] for line in lines if line[:1] == ["attn"]]
+    refused = fullbore("model", MIXTRAL, "--cuda-graph-impl", "graph")
+    assert "--cuda-graph-impl graph: it must be none, local" in refused.err
 
 
 def test_conventions_are_printed_and_matter(fullbore):

@@ -240,9 +240,48 @@ def test_what_is_typed_goes_before_a_script(fullbore, script):
     assert typed["seq_length"] == 256 and TAKEN[5] not in typed["taken_from_model"]
 
 
+MIXTURE = (
+    "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --ffn-hidden-size 512 "
+    "--vocab-size 32000 --seq-length 512 --max-position-embeddings 512 --global-batch-size 16 "
+    "--micro-batch-size 1 --pipeline-model-parallel-size 2 --expert-model-parallel-size 2 "
+    "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type flex "
+    "--moe-expert-capacity-factor 1.0 --bf16 --fp8-format e4m3 --fp8-recipe mxfp8 "
+    "--external-cuda-graph --cuda-graph-scope attn moe_router\n"
+)
+OF_KERNELS = [
+    *("--precision fp8_mx", "--moe-token-dispatcher-type flex"),
+    *("--cuda-graph-impl transformer_engine", "--cuda-graph-modules attn,moe_router"),
+    "--moe-expert-capacity-factor",
+]
+
+
+def test_what_a_script_says_of_kernels_holds_unless_typed(fullbore, script, tmp_path):
+    script.write_text(MIXTURE)
+    few = ("--schedule", "1f1b", "--recompute-granularity", "none", "--top", 1)
+    made = of_script(fullbore, script, *few, "--json", cluster="b200:1x4").json
+    assert made["precision"] == "fp8_mx"
+    assert made["taken_from_model"][-5:] == OF_KERNELS
+    launch = ("--emit", "megatron", "--emit-folder", tmp_path / "launch")
+    whole = of_script(
+        *(fullbore, script, *few, *launch, "--cuda-graph-impl", "full_iteration"),
+        *("--moe-token-dispatcher-type", "alltoall", "--bf16", "--json"),
+        cluster="b200:1x4",
+    ).json
+    assert whole["taken_from_model"][-1:] == OF_KERNELS[-1:]
+    assert not set(OF_KERNELS[:-1]) & set(whole["taken_from_model"])
+    assert (whole["precision"], whole["step_parts"]["host_s"]) == ("bf16", 0.0)
+    assert made["step_parts"]["host_s"] > 0.0
+    launched = (tmp_path / "launch" / "megatron.sh").read_text()
+    plan_args = launched[launched.index("PLAN_ARGS") :]
+    assert "--cuda-graph-impl full_iteration" in plan_args
+    assert "--moe-token-dispatcher-type alltoall" in plan_args
+
+
 @pytest.mark.parametrize(
     ("change", "more", "said"),
     [
+        ("--cuda-graph-impl some", (), "--cuda-graph-impl some: it must be none, local"),
+        ("", ("--moe-token-dispatcher-type", "deepep"), "it must be alltoall or flex"),
         (
             "",
             ("--cluster", "h100:1x2"),

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from planning import chosen, job
 
-from fullbore.cost.hardware import Overlap
-from fullbore.cost.model import Recompute
+from fullbore.cost.hardware import Capture, Overlap
+from fullbore.cost.model import Kernels, Precision, Recompute
 from fullbore.cost.model.script import read_flags
 from fullbore.errors import ConfigError
 from fullbore.plan.emit import megatron_arguments
@@ -50,6 +50,19 @@ def test_experts_beside_another_microbatch_are_told():
     assert flag not in " ".join(megatron_arguments(question, choice))
     spread = replace(choice.spread, expert=2)
     assert flag in " ".join(megatron_arguments(question, replace(choice, spread=spread)))
+
+
+def test_graphs_dispatcher_and_casts_in_blocks_are_told():
+    question, _, choice = chosen(**TWO)
+    capture = Capture(implementation="transformer_engine", modules=("attn", "moe_router"))
+    narrow = Precision.named("fp8_mx")
+    kernels = Kernels(dispatcher="flex")
+    question = replace(question, capture=capture, precision=narrow, kernels=kernels)
+    spread = replace(choice.spread, expert=2)
+    told = " ".join(megatron_arguments(question, replace(choice, spread=spread)))
+    assert "--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router" in told
+    assert "--moe-token-dispatcher-type flex" in told
+    assert "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8" in told
 
 
 @pytest.mark.parametrize(

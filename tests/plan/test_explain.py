@@ -258,6 +258,16 @@ T = "--tensor-model-parallel-size"
             ],
         ),
         (
+            [EXPERTS, "--cuda-graph-impl local"],
+            "--cuda-graph-impl with the module moe needs --moe-expert-capacity-factor and",
+            ["--cuda-graph-impl none", "no --cuda-graph-impl"],
+        ),
+        (
+            ["--cuda-graph-impl local", "--cuda-graph-modules attn dense"],
+            "--cuda-graph-modules dense: it must be some of attn, mlp, moe_router",
+            ["no --cuda-graph-modules"],
+        ),
+        (
             ["--expert-model-parallel-size 2"],
             "has no experts",
             ["--expert-model-parallel-size 1", "no --expert-model-parallel-size"],

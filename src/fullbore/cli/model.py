@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from fullbore.cli.kernel_options import CudaGraphModules, CudaGraphs, TokenDispatcher
 from fullbore.cli.options import JsonFlag
 from fullbore.cli.precision_options import (
     Bf16,
     Fp8,
+    Fp8Mx,
     Fp8Weights,
     Fp16,
     Fp32,
@@ -154,11 +156,15 @@ def model(
             "Face's modules do, one operation after another.",
         ),
     ] = "fused",
+    dispatcher: TokenDispatcher = None,
+    cuda_graph_impl: CudaGraphs = None,
+    cuda_graph_modules: CudaGraphModules = None,
     precision: PrecisionName = None,
     bf16: Bf16 = False,
     fp16: Fp16 = False,
     fp32: Fp32 = False,
     fp8: Fp8 = False,
+    fp8_mx: Fp8Mx = False,
     fp8_weights: Fp8Weights = False,
     data_parallel: Annotated[
         int | None,
@@ -245,8 +251,17 @@ def model(
             flash=flash,
             kernels=kernels,
             precision=precision_name(
-                precision, bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights
+                precision,
+                bf16=bf16,
+                fp16=fp16,
+                fp32=fp32,
+                fp8=fp8,
+                fp8_mx=fp8_mx,
+                fp8_weights=fp8_weights,
             ),
+            dispatcher=dispatcher,
+            graphs=cuda_graph_impl,
+            graph_modules=cuda_graph_modules,
             data_parallel=data_parallel,
             sharding=sharding or ("optim" if distributed_optimizer else None),
             causal=causal,

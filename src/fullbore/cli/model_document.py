@@ -91,4 +91,5 @@ def _piece(title: str, same: tuple[Piece, ...]) -> dict[str, object]:
         "rebuilt": [asdict(tensor) for tensor in piece.rebuilt],
         "traffic": [asdict(traffic) for traffic in piece.traffic],
         "collectives": [asdict(message) for message in piece.collectives],
+        "launches": [asdict(one) for one in piece.launches],
     }

@@ -8,6 +8,7 @@ from math import gcd, inf
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
+from fullbore.cost.hardware import Capture
 from fullbore.cost.model.config import read_config
 from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.layer import pieces
@@ -16,7 +17,14 @@ from fullbore.cost.model.megatron import Given, given_by_flags, shape_of_flags
 from fullbore.cost.model.piece import Piece
 from fullbore.cost.model.script import read_flags
 from fullbore.cost.model.shape import ModelShape
-from fullbore.cost.model.split import Kernels, Precision, Recompute, Split
+from fullbore.cost.model.split import (
+    Dispatcher,
+    Kernels,
+    Precision,
+    Recompute,
+    Split,
+    dispatcher_named,
+)
 from fullbore.cost.model.states import Sharding, States, states_of_pieces
 from fullbore.cost.model.totals import Totals, active_parameters, totals
 from fullbore.errors import ConfigError
@@ -46,6 +54,9 @@ class Asked:
     flash: bool | None
     kernels: str
     precision: str | None
+    dispatcher: str | None
+    graphs: str | None
+    graph_modules: str | None
     data_parallel: int | None
     sharding: str | None
     causal: bool
@@ -68,6 +79,7 @@ class Setting:
     causal: bool
     sharding: Sharding
     data_parallel: int
+    capture: Capture = field(default_factory=Capture)
     tokens_per_s: float | None = None
     peak_tflops: float | None = None
     given: Given = field(default_factory=Given)
@@ -128,7 +140,7 @@ class Setting:
 
 def read_setting(asked: Asked) -> Setting:
     """The model and its price. Raises ModelError, or ConfigError naming the flag."""
-    name, shape, given = _read_model(asked)
+    name, shape, given, graphs = _read_model(asked)
     precision = Precision.named(_first(asked.precision, given.precision, "bf16"))
     split = _split(asked, given)
     setting = Setting(
@@ -143,6 +155,7 @@ def read_setting(asked: Asked) -> Setting:
         causal=asked.causal,
         sharding=cast(Sharding, asked.sharding or given.sharding or "no_shard"),
         data_parallel=_replicas(asked, split),
+        capture=_capture(asked, graphs),
         tokens_per_s=asked.tokens_per_s,
         peak_tflops=asked.peak_tflops,
         given=given,
@@ -151,18 +164,18 @@ def read_setting(asked: Asked) -> Setting:
     return setting
 
 
-def _read_model(asked: Asked) -> tuple[str, ModelShape, Given]:
+def _read_model(asked: Asked) -> tuple[str, ModelShape, Given, Capture]:
     if (asked.config is None) == (asked.megatron is None):
         raise ConfigError(
             "give one model: a Hugging Face config.json (or its folder), or --megatron FLAGS"
         )
     if asked.config is not None:
-        return _name(asked.config), shape_of(read_config(asked.config)), Given()
+        return _name(asked.config), shape_of(read_config(asked.config)), Given(), Capture()
     assert asked.megatron is not None
     flags = read_flags(asked.megatron)
     path = Path(asked.megatron.strip().splitlines()[0][:200])
     name = path.name if path.suffix in (".sh", ".yaml", ".yml") else "Megatron flags"
-    return name, shape_of_flags(flags), given_by_flags(flags)
+    return name, shape_of_flags(flags), given_by_flags(flags), Capture.of_flags(flags)
 
 
 def _name(config: Path) -> str:
@@ -225,7 +238,22 @@ def _kernels(asked: Asked, given: Given) -> Kernels:
     return Kernels(
         style=cast(Literal["eager", "fused"], asked.kernels),
         flash=_first(asked.flash, given.flash, True),
+        dispatcher=_dispatcher(asked, given),
+        dropless=given.dropless,
     )
+
+
+def _capture(asked: Asked, said: Capture) -> Capture:
+    """What was typed, or else what flags said; modules of other graphs are passed over."""
+    if asked.graphs is None and asked.graph_modules is None:
+        return said
+    return Capture.parse(asked.graphs or said.implementation, asked.graph_modules)
+
+
+def _dispatcher(asked: Asked, given: Given) -> Dispatcher:
+    if asked.dispatcher is not None:
+        return dispatcher_named(asked.dispatcher)
+    return given.dispatcher or "alltoall"
 
 
 def _check_rate(asked: Asked) -> None:

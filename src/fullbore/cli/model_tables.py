@@ -175,10 +175,10 @@ def _states(setting: Setting) -> str:
 
 def explanation(setting: Setting) -> str:
     """Every product, tensor and message of each kind of piece."""
-    return "\n\n".join(_explained(title, same) for title, same in groups(setting))
+    return "\n\n".join(_explained(setting, title, same) for title, same in groups(setting))
 
 
-def _explained(title: str, same: tuple[Piece, ...]) -> str:
+def _explained(setting: Setting, title: str, same: tuple[Piece, ...]) -> str:
     piece = same[0]
     each = f", each of {len(same)}" if len(same) > 1 else ""
     sections = [
@@ -189,6 +189,7 @@ def _explained(title: str, same: tuple[Piece, ...]) -> str:
         _tensors("held between I and W", piece.held),
         _traffic(piece),
         _messages(piece),
+        _launches(setting, piece),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -283,6 +284,21 @@ def _messages(piece: Piece) -> str:
         for message in piece.collectives
     ]
     return table(["messages", "kind", "ranks", "in", "MiB"], rows) if rows else ""
+
+
+def _launches(setting: Setting, piece: Piece) -> str:
+    """Kernels that the host starts, by module; of casts, how many there are, not of how many."""
+    counts = {(one.module, one.action): one for one in piece.launches}
+    rows = []
+    for module in dict.fromkeys(one.module for one in piece.launches):
+        cells: list[str] = [module]
+        for action in ("F", "I", "W", "R"):
+            one = counts.get((module, action))
+            casts = f" + {one.casts} casts" if one and one.casts else ""
+            cells.append("" if one is None else f"{one.kernels}{casts}")
+        rows.append([*cells, "a graph" if setting.capture.has(module) else "the host"])
+    columns = ["kernels started", "in F", "in I", "in W", "again", "by"]
+    return table(columns, rows) if rows else ""
 
 
 def _figure(value: float) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fullbore.cli.kernel_options import CudaGraphModules, CudaGraphs, TokenDispatcher
 from fullbore.cli.options import JOB, Cluster, JsonFlag
 from fullbore.cli.plan_options import (
     Causal,
@@ -21,6 +22,7 @@ from fullbore.cli.plan_options import (
 from fullbore.cli.precision_options import (
     Bf16,
     Fp8,
+    Fp8Mx,
     Fp8Weights,
     Fp16,
     Fp32,
@@ -226,6 +228,7 @@ def plan(
     fp16: Fp16 = False,
     fp32: Fp32 = False,
     fp8: Fp8 = False,
+    fp8_mx: Fp8Mx = False,
     fp8_weights: Fp8Weights = False,
     flash: Flash = None,
     causal: Causal = True,
@@ -233,6 +236,9 @@ def plan(
     overlap_grad_reduce: OverlapGradients = None,
     tp_comm_overlap: OverlapTensor = None,
     overlap_experts: OverlapExperts = None,
+    dispatcher: TokenDispatcher = None,
+    cuda_graph_impl: CudaGraphs = None,
+    cuda_graph_modules: CudaGraphModules = None,
     search_time: SearchTime = 0.0,
     search_iterations: SearchIterations = None,
     top: Annotated[int, option(_RESULT, "--top", metavar="N", help="How many plans to list.")] = 10,
@@ -309,13 +315,12 @@ def plan(
     from fullbore.plan.emit import Targets
 
     targets = Targets.parse(emit)
-    files = Files(
-        page=output,
-        schedule=output_schedule,
-        costs=output_costs,
-        launch=Emission(
-            targets=targets, folder=emit_folder, model=model, command=typed_command(context)
-        ),
+    launch = Emission(
+        targets=targets, folder=emit_folder, model=model, command=typed_command(context)
+    )
+    files = Files(page=output, schedule=output_schedule, costs=output_costs, launch=launch)
+    of_products = precision_name(
+        precision, bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_mx=fp8_mx, fp8_weights=fp8_weights
     )
     question = make_question(
         Asked(
@@ -339,15 +344,16 @@ def plan(
             recompute_modules=recompute_modules,
             sequence_parallel=sequence_parallel,
             distributed=distributed_optimizer,
-            precision=precision_name(
-                precision, bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_weights=fp8_weights
-            ),
+            precision=of_products,
             flash=flash,
             causal=causal,
             overlap_messages=overlap_p2p,
             overlap_gradients=overlap_grad_reduce,
             overlap_tensor=tp_comm_overlap,
             overlap_experts=overlap_experts,
+            dispatcher=dispatcher,
+            graphs=cuda_graph_impl,
+            graph_modules=cuda_graph_modules,
             engines=targets.able,
         )
     )

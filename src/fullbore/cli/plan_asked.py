@@ -42,4 +42,7 @@ class Asked:
     overlap_gradients: bool | None
     overlap_tensor: bool | None
     overlap_experts: bool | None
+    dispatcher: str | None
+    graphs: str | None
+    graph_modules: str | None
     engines: tuple[Engine, ...]

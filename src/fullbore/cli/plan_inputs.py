@@ -8,12 +8,13 @@ from pathlib import Path
 from fullbore.cli.model_inputs import modules_of, usual_length
 from fullbore.cli.plan_asked import ANY, Asked
 from fullbore.cli.plan_script import Said, said_by
-from fullbore.cost.hardware import Cluster, Overlap
+from fullbore.cost.hardware import Capture, Cluster, Overlap
 from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute
 from fullbore.cost.model.config import read_config
 from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.megatron import shape_of_flags
 from fullbore.cost.model.script import read_flags
+from fullbore.cost.model.split import dispatcher_named
 from fullbore.errors import ConfigError
 from fullbore.plan import Fixed, Question
 from fullbore.plan.explain import Job
@@ -79,9 +80,14 @@ def _question(said: Said, cluster: Cluster, shape: ModelShape) -> Question:
         global_batch=asked.global_batch,
         sequence=usual_length(shape) if asked.sequence is None else asked.sequence,
         precision=said.precision,
-        kernels=Kernels(flash=asked.flash is not False),
+        kernels=Kernels(
+            flash=asked.flash is not False,
+            dispatcher=dispatcher_named(asked.dispatcher or "alltoall"),
+            dropless=said.dropless,
+        ),
         fixed=_fixed(asked, len(shape.layers)),
         overlap=Overlap(forward=bool(asked.overlap_tensor), expert=bool(asked.overlap_experts)),
+        capture=Capture.parse(asked.graphs or "none", asked.graph_modules),
         memory_limit_bytes=memory_limit(asked.memory_limit),
         overlap_messages=asked.overlap_messages is not False,
         overlap_gradients=asked.overlap_gradients is not False,

@@ -1,7 +1,7 @@
 """What Megatron-LM's arguments say besides the model: it holds where nothing else was typed.
 
 Flags that do not go together with something typed are passed over: stages of another number of
-ranks, layers of another number of stages, modules of another recomputation.
+ranks, layers of another number of stages, modules of another recomputation or of other graphs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fullbore.cli.plan_asked import Asked
+from fullbore.cost.hardware import Capture
 from fullbore.cost.model import CORE, Precision
 from fullbore.cost.model.megatron import Given, given_by_flags
 from fullbore.errors import ConfigError
@@ -51,6 +52,8 @@ _TYPES = (
     "exp_avg_dtype",
     "exp_avg_sq_dtype",
 )
+# Of the model, and `fullbore plan` has no option for it.
+_UNTYPED = ("moe_expert_capacity_factor",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +61,13 @@ class Said:
     """What was typed, with what a script says where nothing was.
 
     borrowed: the flags that were, as they are typed for `fullbore plan`. precision: with the
-    optimizer's types.
+    optimizer's types. dropless: as in `Kernels`.
     """
 
     asked: Asked
     borrowed: Borrowed
     precision: Precision
+    dropless: bool = True
 
 
 # A field of `Asked`, its value, and how that is typed.
@@ -76,14 +80,16 @@ def said_by(job: Job, asked: Asked) -> Said:
     open_ = [one for one in _values(job, given, asked) if getattr(asked, one[0]) is None]
     filled = replace(asked, **{field: cast(Any, value) for field, value, _ in open_})
     types = tuple(" ".join((flag(n), *job.flags[n])) for n in _TYPES if job.has(n))
+    untyped = [flag(name) for name in _UNTYPED if job.has(name)]
     return Said(
         asked=filled,
         borrowed=Borrowed(
-            taken=(*(told for _, _, told in open_), *types),
+            taken=(*(told for _, _, told in open_), *types, *untyped),
             optimizer=types,
             said=frozenset(told.partition(" ")[0] for _, _, told in _all(job, given, asked)),
         ),
         precision=optimizer_types(job, Precision.named(filled.precision or "bf16")),
+        dropless=given.dropless,
     )
 
 
@@ -91,7 +97,7 @@ def _all(job: Job, given: Given, asked: Asked) -> Iterator[_Value]:
     """As if nothing had been typed."""
     sizes = replace(asked, pipeline=None, virtual_stages=None, layers=None, schedule=None)
     again = replace(sizes, recompute=None, recompute_layers=None, recompute_modules=None)
-    return _values(job, given, again)
+    return _values(job, given, replace(again, graphs=None))
 
 
 def _values(job: Job, given: Given, asked: Asked) -> Iterator[_Value]:
@@ -107,6 +113,10 @@ def _values(job: Job, given: Given, asked: Asked) -> Iterator[_Value]:
         yield "precision", given.precision, f"--precision {given.precision}"
     if given.flash is not None:
         yield "flash", given.flash, "--use-flash-attn" if given.flash else "--no-flash-attn"
+    if given.dispatcher is not None:
+        yield "dispatcher", given.dispatcher, f"--moe-token-dispatcher-type {given.dispatcher}"
+    if asked.graphs is None:
+        yield from _graphs(job)
     yield from _switches(job)
 
 
@@ -154,6 +164,16 @@ def _recompute(given: Given) -> Iterator[_Value]:
     if again.modules != CORE:
         told = ",".join(again.modules)
         yield "recompute_modules", told, f"--recompute-modules {told}"
+
+
+def _graphs(job: Job) -> Iterator[_Value]:
+    capture = Capture.of_flags(job.flags)
+    if capture.is_off:
+        return
+    yield "graphs", capture.implementation, f"--cuda-graph-impl {capture.implementation}"
+    if capture.modules:
+        told = ",".join(capture.modules)
+        yield "graph_modules", told, f"--cuda-graph-modules {told}"
 
 
 def _switches(job: Job) -> Iterator[_Value]:

@@ -45,6 +45,7 @@ _PARTS = {
     "compute_s": "compute",
     "recompute_s": "recomputation",
     "exposed_s": "messages within stages, exposed",
+    "host_s": "waiting for the host to start kernels",
     "bubble_s": "bubble of the schedule",
     "imbalance_s": "imbalance of stages",
     "communication_s": "messages between stages, exposed",

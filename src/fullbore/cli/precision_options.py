@@ -8,17 +8,17 @@ import typer
 
 from fullbore.errors import ConfigError
 
-__all__ = ["Bf16", "Fp8", "Fp8Weights", "Fp16", "Fp32", "PrecisionName", "precision_name"]
+__all__ = ["Bf16", "Fp8", "Fp8Mx", "Fp8Weights", "Fp16", "Fp32", "PrecisionName", "precision_name"]
 
 _PANEL = "Precision"
-_FLAGS = {"fp8_weights": "--fp8-param-gather"}
+_FLAGS = {"fp8_weights": "--fp8-param-gather", "fp8_mx": "--mxfp8"}
 
 PrecisionName = Annotated[
     str | None,
     typer.Option(
         "--precision",
         metavar="NAME",
-        help="bf16 (if none is given), fp16, fp8, fp8_weights or fp32.",
+        help="bf16 (if none is given), fp16, fp8, fp8_mx, fp8_weights or fp32.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -35,6 +35,14 @@ Fp8 = Annotated[
     typer.Option(
         "--fp8",
         help="8-bit inputs of products; weights stay in 16 bits.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Fp8Mx = Annotated[
+    bool,
+    typer.Option(
+        "--mxfp8",
+        help="The same with a scale for each 32 elements.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -38,6 +38,7 @@ _NAMES = {
     "compute_s": "compute",
     "recompute_s": "recomputation",
     "exposed_s": "exposed communication within stages",
+    "host_s": "waiting for the host",
     "bubble_s": "bubble",
     "imbalance_s": "imbalance",
     "communication_s": "exposed communication between stages",

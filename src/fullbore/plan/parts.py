@@ -31,6 +31,7 @@ class Parts:
 
     compute_s: of the average rank, without the next two. recompute_s: what is made again.
     exposed_s: messages within stages (tensor, context, expert parallel) that nothing hides.
+    host_s: by how much the host is behind where it starts kernels more slowly than they run.
     bubble_s, imbalance_s, communication_s: see above; imbalance may be below 0 where unequal stages
     suit the order. reduction_s, optimizer_s, lost_s: as in `Step`.
     """
@@ -38,6 +39,7 @@ class Parts:
     compute_s: float
     recompute_s: float
     exposed_s: float
+    host_s: float
     bubble_s: float
     imbalance_s: float
     communication_s: float
@@ -75,10 +77,12 @@ def parts_of(evaluator: Evaluator, choice: Choice) -> Parts:
     share = choice.spread.microbatches / load.ranks
     again_s = float(load.sums[Row.RECOMPUTE_S].sum()) * share
     exposed_s = float(load.sums[Row.EXPOSED_S].sum()) * share
+    host_s = float(load.sums[Row.HOST_S].sum()) * share
     return Parts(
-        compute_s=times.average_s - again_s - exposed_s,
+        compute_s=times.average_s - again_s - exposed_s - host_s,
         recompute_s=again_s,
         exposed_s=exposed_s,
+        host_s=host_s,
         bubble_s=times.balanced_s - times.average_s,
         imbalance_s=times.no_messages_s - times.balanced_s,
         communication_s=times.as_it_is_s - times.no_messages_s,

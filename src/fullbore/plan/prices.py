@@ -31,9 +31,10 @@ class Row(IntEnum):
     """What an item has: seconds, bytes and parameters, for one microbatch on one rank.
 
     I includes RECOMPUTE_S; F, I and W include EXPOSED_S, messages within the stage that nothing
-    hides. KEPT is held from F to the backward, HELD between I and W. LOGITS is the part of KEPT
-    that the loss keeps, SCRATCH what exists only while the backward of an item runs, LOGITS_SCRATCH
-    the part of it that is the logits' gradient. TIED: parameters that are the embedding's again.
+    hides, and HOST_S, by how much the host is behind. KEPT is held from F to the backward, HELD
+    between I and W. LOGITS is the part of KEPT that the loss keeps, SCRATCH what exists only while
+    the backward of an item runs, LOGITS_SCRATCH the part of it that is the logits' gradient. TIED:
+    parameters that are the embedding's again.
     """
 
     F = 0
@@ -49,6 +50,7 @@ class Row(IntEnum):
     TIED = 10
     SCRATCH = 11
     LOGITS_SCRATCH = 12
+    HOST_S = 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,6 +157,7 @@ def prices_of(question: Question, spread: Spread) -> Prices:
         precision=question.precision,
         kernels=question.kernels,
         overlap=question.overlap,
+        capture=question.capture,
     )
     plain = _pieces(question, spread, NONE)
 
@@ -199,10 +202,7 @@ def _rows(plain: Sequence[Piece], made: Sequence[Piece], roofline: Roofline) -> 
 
 def _column(plain: Piece, piece: Piece, priced: Priced) -> Floats:
     is_head = piece.kind == "head"
-    exposed_s = sum(
-        part.exposed_s
-        for part in (priced.forward, priced.input_grad, priced.weight_grad, priced.recompute)
-    )
+    actions = priced.forward, priced.input_grad, priced.weight_grad, priced.recompute
     inputs = plain.kept_until_weight_bytes
     gradient = plain.held_bytes - inputs if is_head else 0.0
     values = {
@@ -210,7 +210,7 @@ def _column(plain: Piece, piece: Piece, priced: Priced) -> Floats:
         Row.I: priced.input_grad_s,
         Row.W: priced.weight_grad_s,
         Row.RECOMPUTE_S: priced.recompute.total_s,
-        Row.EXPOSED_S: exposed_s,
+        Row.EXPOSED_S: sum(action.exposed_s for action in actions),
         Row.KEPT: piece.kept_bytes,
         Row.HELD: piece.held_bytes,
         Row.LOGITS: plain.kept_bytes - inputs if is_head else 0.0,
@@ -219,5 +219,6 @@ def _column(plain: Piece, piece: Piece, priced: Priced) -> Floats:
         Row.TIED: sum(weights.count for weights in piece.weights if weights.tied),
         Row.SCRATCH: piece.rebuilt_bytes + gradient,
         Row.LOGITS_SCRATCH: gradient,
+        Row.HOST_S: sum(action.waited_s for action in actions[:-1]),
     }
     return np.array([float(values[row]) for row in Row])

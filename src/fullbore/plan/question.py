@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fullbore.cost.hardware import GIB, Cluster, Overlap
+from fullbore.cost.hardware import GIB, Capture, Cluster, Overlap
 from fullbore.cost.model import Kernels, ModelShape, Precision, Recompute
 from fullbore.cost.model.legal import check_length
 from fullbore.errors import ConfigError
@@ -67,11 +67,11 @@ class Borrowed:
 class Question:
     """Everything that a plan depends on.
 
-    global_batch: sequences a step. sequence: tokens of one. memory_limit_bytes: of a device, all of
-    its memory where None. overlap_messages: whether ranks compute while messages between stages
-    travel. overlap_gradients: whether gradients are summed beside the backward. causal: whether
-    model FLOPs leave out the half of attention that the mask hides. borrowed: where some of it
-    came from; for printing.
+    global_batch: sequences a step. sequence: tokens of one. capture: what CUDA graphs replay.
+    memory_limit_bytes: of a device, all of its memory where None. overlap_messages: whether ranks
+    compute while messages between stages travel. overlap_gradients: whether gradients are summed
+    beside the backward. causal: whether model FLOPs leave out the half of attention that the mask
+    hides. borrowed: where some of it came from; for printing.
     """
 
     shape: ModelShape
@@ -83,6 +83,7 @@ class Question:
     fixed: Fixed = field(default_factory=Fixed)
     allowance: Allowance = field(default_factory=Allowance)
     overlap: Overlap = field(default_factory=Overlap)
+    capture: Capture = field(default_factory=Capture)
     memory_limit_bytes: float | None = None
     overlap_messages: bool = True
     overlap_gradients: bool = True

@@ -1,6 +1,7 @@
 """What a cluster gives: devices, who shares a node with whom, and seconds of what a model costs."""
 
 from fullbore.cost.hardware.assemble import stage_costs
+from fullbore.cost.hardware.capture import Capture
 from fullbore.cost.hardware.cluster import Cluster
 from fullbore.cost.hardware.device import GIB, Constants, Device, preset, preset_in, presets
 from fullbore.cost.hardware.layout import Layout
@@ -10,6 +11,7 @@ from fullbore.cost.hardware.step import optimizer_s
 
 __all__ = [
     "GIB",
+    "Capture",
     "Cluster",
     "Constants",
     "Device",

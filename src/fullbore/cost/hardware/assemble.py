@@ -24,7 +24,10 @@ def stage_costs(
 
     def summed(piece: Piece) -> _Sums:
         # By identity, not by value: to hash a piece is to hash hundreds of numbers.
-        parts = (piece.products, piece.kept, piece.held, piece.traffic, piece.collectives)
+        parts = (
+            *(piece.products, piece.kept, piece.held),
+            *(piece.traffic, piece.collectives, piece.launches),
+        )
         alike = tuple(map(id, parts))
         if alike not in sums:
             sums[alike] = _summed(roofline, piece)

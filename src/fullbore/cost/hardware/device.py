@@ -69,7 +69,19 @@ class Constants(BaseModel):
     cast_share: float = Field(
         ge=_LEAST, le=1, description="the same of casts to 8 bits, with their scaling"
     )
+    block_cast_share: float = Field(
+        default=0.2,
+        ge=_LEAST,
+        le=1,
+        description="the same of casts in blocks (MXFP8), both ways and with their scales",
+    )
     kernel_s: float = Field(ge=0, description="seconds between two kernels")
+    cast_kernels: int = Field(default=1, ge=1, description="kernels of a cast to 8 bits")
+    launch_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="seconds of the host until a kernel is started: framework, autograd, launch",
+    )
     node_share: float = Field(
         ge=_LEAST, le=1, description="of the bandwidth within a node, reached by collectives"
     )

@@ -77,11 +77,13 @@ class Layout:
         stride, size = self._shape(group)
         return Ring(size=size, in_node=self._in_node(stride, size))
 
-    def collective_s(self, kind: str, size_bytes: float, group: str) -> float:
+    def collective_s(self, kind: str, size_bytes: float, group: str, *, copies: int = 1) -> float:
         """Seconds of a collective within a group, as `links.collective_s`."""
         cluster = self.cluster
         ring = self.ring(group)
-        return collective_s(kind, size_bytes, ring, cluster.device, cluster.constants)
+        return collective_s(
+            kind, size_bytes, ring, cluster.device, cluster.constants, copies=copies
+        )
 
     def turn_s(self, size_bytes: float, group: str) -> float:
         """Seconds of a turn round a group's neighbours, as `links.turn_s`."""

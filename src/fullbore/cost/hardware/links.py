@@ -26,18 +26,24 @@ class Ring:
 
 
 def collective_s(
-    kind: str, size_bytes: float, ring: Ring, device: Device, constants: Constants
+    kind: str,
+    size_bytes: float,
+    ring: Ring,
+    device: Device,
+    constants: Constants,
+    *,
+    copies: int = 1,
 ) -> float:
     """Seconds of a collective over the whole tensor of size_bytes, with nothing beside it.
 
     A ring of n moves (n-1)/n of the tensor a rank, an all_reduce twice that. Where the ring leaves
     the node, its k ranks in a node send out over k network shares at once, but no faster than the
-    node itself. An all_to_all is another matter: see `all_to_all_s`.
+    node itself. An all_to_all is another matter: see `all_to_all_s`, which copies is for.
     """
     if ring.size == 1 or size_bytes == 0:
         return 0.0
     if kind == "all_to_all":
-        return all_to_all_s(size_bytes, ring, device, constants)
+        return all_to_all_s(size_bytes, ring, device, constants, copies=copies)
     turns = _TURNS[kind]
     moved = size_bytes * (ring.size - 1) / ring.size
     return turns * (moved / _ring_bytes_per_s(ring, device, constants)) + turns * _start_s(
@@ -45,13 +51,22 @@ def collective_s(
     )
 
 
-def all_to_all_s(size_bytes: float, ring: Ring, device: Device, constants: Constants) -> float:
+def all_to_all_s(
+    size_bytes: float, ring: Ring, device: Device, constants: Constants, *, copies: int = 1
+) -> float:
     """Seconds in which each rank sends size_bytes, an equal part to every rank of the group.
 
-    Parts for the own node and for other nodes travel at once, over the node and the network.
+    Parts for the own node and for other nodes travel at once, over the node and the network. Of
+    copies of a token, one goes to each other node that has some of them, and on from there to each
+    rank that has: n places get (1 - (1 - 1/n)^copies) of them each, by chance.
     """
-    within = size_bytes * (ring.in_node - 1) / ring.size
-    beyond = size_bytes * (ring.size - ring.in_node) / ring.size
+    nodes = ring.size / ring.in_node
+    to_a_rank = size_bytes / copies * _reached(ring.size, copies)
+    within = to_a_rank * (ring.in_node - 1)
+    beyond = to_a_rank * (ring.size - ring.in_node)
+    if copies > 1:
+        within = to_a_rank * (ring.size - nodes)  # what came from other nodes is passed on too
+        beyond = size_bytes / copies * _reached(nodes, copies) * (nodes - 1)
     within_s = within / (device.node_bytes_per_s * constants.node_share)
     beyond_s = beyond / (device.network_bytes_per_s * constants.network_share)
     return max(within_s, beyond_s) + _start_s(ring, constants)
@@ -69,6 +84,13 @@ def turn_s(size_bytes: float, ring: Ring, device: Device, constants: Constants) 
     if ring.leaves:
         per_s = min(per_s, device.network_bytes_per_s * constants.network_share)
     return (ring.size - 1) * (size_bytes / ring.size / per_s + constants.hop_s)
+
+
+def _reached(places: float, copies: int) -> float:
+    """Of a token's copies, how many go to one of so many places, counted once a place."""
+    if copies == 1:
+        return 1 / places
+    return float(1 - (1 - 1 / places) ** copies)
 
 
 def _ring_bytes_per_s(ring: Ring, device: Device, constants: Constants) -> float:

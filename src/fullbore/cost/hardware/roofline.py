@@ -12,17 +12,22 @@ so that small, thin and short products reach less of the peak. A gradient of the
 product [m, n] x [n, k], one of the weight [k, m] x [m, n]; where kernels are fused, the sum that it
 is added to travels beside it. Fused attention writes no scores: it is FLOPs over the peak and a
 share of its own.
+
+The host starts the kernels of an action one after another, `launch_s` each, unless a CUDA graph
+replays them; an action takes as long as the slower of device and host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from fullbore.cost.hardware.capture import Capture
 from fullbore.cost.hardware.device import Constants, Device
 from fullbore.cost.hardware.gemm import Gemm, gemm_s
 from fullbore.cost.hardware.layout import Layout
-from fullbore.cost.model.piece import Action, Collective, Piece, Product
+from fullbore.cost.model.piece import MODULES, Action, Collective, Module, Piece, Product
 from fullbore.cost.model.split import Kernels, Precision
 
 __all__ = ["Overlap", "Priced", "Roofline", "Seconds"]
@@ -45,17 +50,25 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """What one action is made of. exposed_s: messages that no computation hides."""
+    """What one action is made of. exposed_s: messages that no computation hides. waited_s: by how
+    much the host is behind, which starts all of it.
+    """
 
     products_s: float = 0.0
     attention_s: float = 0.0
     traffic_s: float = 0.0
     exposed_s: float = 0.0
+    waited_s: float = 0.0
+
+    @property
+    def device_s(self) -> float:
+        """Seconds of the action on the device."""
+        return self.products_s + self.attention_s + self.traffic_s + self.exposed_s
 
     @property
     def total_s(self) -> float:
         """Seconds of the action."""
-        return self.products_s + self.attention_s + self.traffic_s + self.exposed_s
+        return self.device_s + self.waited_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +96,11 @@ class Priced:
         return self.weight_grad.total_s
 
 
-_FUSED, _USUAL = Kernels(), Overlap()
+# Products of experts that Transformer Engine's grouped linear layer has under way at once, in as
+# many streams (nvte_multi_stream_cublas_gemm).
+_STREAMS = 4
+
+_FUSED, _USUAL, _NOTHING = Kernels(), Overlap(), Capture()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +109,47 @@ class Roofline:
 
     layout: the job on its cluster. precision: of products. kernels: as the pieces were made with.
     Flash attention skips what a causal mask hides and others do not: take pieces with
-    causal=kernels.flash.
+    causal=kernels.flash. capture: what CUDA graphs replay.
     """
 
     layout: Layout
     precision: Precision
     kernels: Kernels = _FUSED
     overlap: Overlap = _USUAL
+    capture: Capture = _NOTHING
 
     def priced(self, piece: Piece) -> Priced:
         """Seconds of a piece's actions; ConfigError where the device has no such precision."""
         return Priced(
-            forward=self._forward(piece, "F", recomputed=False),
-            input_grad=self._input_grad(piece),
-            weight_grad=self._weight_grad(piece),
-            recompute=self._forward(piece, "R", recomputed=True),
+            forward=self._waiting(piece, "F", self._forward(piece, "F")),
+            input_grad=self._waiting(piece, "I", self._input_grad(piece)),
+            weight_grad=self._waiting(piece, "W", self._weight_grad(piece)),
+            recompute=self._waiting(piece, "R", self._forward(piece, "R")),
         )
+
+    def host_s(self, piece: Piece, action: Action, modules: Sequence[Module] = MODULES) -> float:
+        """Seconds in which the host starts an action's kernels, but those that a graph replays."""
+        kernels = sum(
+            one.kernels + one.casts * self._constants.cast_kernels
+            for one in piece.launches
+            if one.action == action and one.module in modules and not self.capture.has(one.module)
+        )
+        return kernels * self._constants.launch_s
+
+    def _waiting(self, piece: Piece, action: Action, found: Seconds) -> Seconds:
+        """With what the device waits for the host.
+
+        Without drops the host waits until the router has counted each expert's tokens, and can
+        start nothing ahead of that: experts first, then all up to the next router.
+        """
+        host_s, device_s = self.host_s(piece, action), found.device_s
+        total_s = max(device_s, host_s)
+        if host_s and self.kernels.dropless and _counts_tokens(piece, action):
+            experts = _only("moe", piece)
+            experts_s = self._forward(experts, action).device_s
+            behind_s = max(0.0, self.host_s(piece, action, ("moe",)) - experts_s)
+            total_s = max(total_s, device_s + behind_s) if experts_s else total_s
+        return replace(found, waited_s=total_s - device_s)
 
     def product_s(self, product: Product) -> float:
         """Seconds of the forward of a product."""
@@ -115,31 +157,39 @@ class Roofline:
             return self._attention_s(product.forward_flops, self._constants.attention_share)
         return self._gemm_s(product, product.rows, product.inner, product.columns)
 
-    def _forward(self, piece: Piece, action: Action, *, recomputed: bool) -> Seconds:
-        products = [p for p in piece.products if p.recomputed or not recomputed]
+    def _forward(self, piece: Piece, action: Action) -> Seconds:
+        """F, or what R makes again of it."""
+        products = [p for p in piece.products if p.recomputed or action == "F"]
         made = [(self.product_s(product), not product.weight) for product in products]
         found = self._seconds(piece, action, made, hides=self.overlap.forward)
-        cast = [p.rows * p.inner * p.count for p in products if p.weight and not p.wide]
-        return self._with_casts(found, cast)
+        return self._with_casts(found, [self._cast_s(each, "input") for each in products])
 
     def _input_grad(self, piece: Piece) -> Seconds:
         made = [(self._input_grad_s(each), not each.weight) for each in piece.products]
         found = self._seconds(piece, "I", made, hides=self.overlap.backward)
-        cast = [
-            each.rows * each.columns * each.count
-            for each in piece.products
-            if each.weight and not each.wide
-        ]
-        return self._with_casts(found, cast)
+        return self._with_casts(found, [self._cast_s(each, "output") for each in piece.products])
 
-    def _with_casts(self, found: Seconds, elements: Sequence[float]) -> Seconds:
-        """In 8 bits, factors are read in 16 and written twice, as they are and transposed."""
-        if not self.precision.name.startswith("fp8"):
-            return found
-        each = self.precision.activation + 2
-        per_s = self._device.memory_bytes_per_s * self._constants.cast_share
-        casts_s = sum(each * count / per_s + self._constants.kernel_s for count in elements)
-        return replace(found, traffic_s=found.traffic_s + casts_s)
+    def _with_casts(self, found: Seconds, casts_s: Sequence[float]) -> Seconds:
+        return replace(found, traffic_s=found.traffic_s + sum(casts_s))
+
+    def _cast_s(self, product: Product, factor: Literal["input", "output"]) -> float:
+        """In 8 bits a factor is read in 16, written in 8 and once more transposed.
+
+        factor: the input, or the output's gradient. What is gathered is cast before, each rank its
+        part, and transposed after. Each of several products has casts of its own.
+        """
+        if not self.precision.is_narrow or product.wide or not product.weight:
+            return 0.0
+        elements = product.rows * (product.inner if factor == "input" else product.columns)
+        read_and_written = self.precision.activation + 2
+        moved = read_and_written * elements
+        if product.gathered == factor:
+            moved = read_and_written * elements / product.parts + 2 * elements
+        constants = self._constants
+        share = constants.block_cast_share if self.precision.in_blocks else constants.cast_share
+        per_s = self._device.memory_bytes_per_s * share
+        gaps_s = self._constants.kernel_s * self._constants.cast_kernels
+        return product.count * (min(moved, read_and_written * elements) / per_s + gaps_s)
 
     def _weight_grad(self, piece: Piece) -> Seconds:
         """Fused, sums into gradients travel beside the products, at the speed of a product."""
@@ -172,20 +222,25 @@ class Roofline:
         columns: float,
         output_bytes: float | None = None,
     ) -> float:
-        """Seconds of `product.count` products [rows, inner] x [inner, columns]."""
+        """Seconds of `product.count` products [rows, inner] x [inner, columns].
+
+        Those of experts run a few at a time, each batch with an end of its own.
+        """
         each = self.precision.activation
         narrow = product.weight and not product.wide
+        together = min(product.count, _STREAMS) if product.weight else product.count
         gemm = Gemm(
             rows=rows,
             inner=inner,
             columns=columns,
-            count=product.count,
+            count=together,
             share=product.share,
             factor_bytes=self.precision.product_input if narrow else each,
             output_bytes=each if output_bytes is None else output_bytes,
         )
         peak = self._device.peak_flop_per_s(self.precision.name if narrow else self._wide_precision)
-        return gemm_s(gemm, self._device, self._constants, peak_flop_per_s=peak)
+        one_s = gemm_s(gemm, self._device, self._constants, peak_flop_per_s=peak)
+        return one_s * product.count / together
 
     def _attention_s(self, flops: float, share: float) -> float:
         peak = self._device.peak_flop_per_s(self._wide_precision) * share
@@ -201,7 +256,7 @@ class Roofline:
             products_s=products_s,
             attention_s=fused_s,
             traffic_s=sum(
-                self._traffic_s(traffic.bytes) + self._constants.kernel_s
+                self._traffic_s(traffic.bytes) + self._constants.kernel_s * traffic.kernels
                 for traffic in piece.traffic
                 if traffic.action == action
             ),
@@ -238,16 +293,28 @@ class Roofline:
         piece (--tp-comm-overlap); other messages of a backward run beside the product that comes
         next, and slow it down, by what `hidden_share` leaves.
         """
-        waited_s = hideable_s = 0.0
+        waited_s = hideable_s = hidden_s = 0.0
         for message in messages:
-            seconds = self.layout.collective_s(message.kind, message.bytes, message.group)
+            seconds = self.layout.collective_s(
+                message.kind, message.bytes, message.group, copies=message.copies
+            )
             waits = message.action == "I" and message.kind == "all_gather"
             if waits and not self.overlap.forward:
                 waited_s += seconds
             else:
                 hideable_s += seconds
-        hidden_s = min(beside_s, hideable_s * self._constants.hidden_share)
-        return waited_s + hideable_s - hidden_s
+                hidden_s += seconds * self._hidden_share(message)
+        return waited_s + hideable_s - min(beside_s, hidden_s)
+
+    def _hidden_share(self, message: Collective) -> float:
+        """Of a message beside computation.
+
+        In t pieces, each beside the product of another (--tp-comm-overlap), one is left.
+        """
+        share = self._constants.hidden_share
+        if message.group == "tensor" and self.overlap.forward:
+            return max(share, 1 - 1 / self.layout.tensor)
+        return share
 
     def _memory_s(self, moved_bytes: float) -> float:
         return moved_bytes / (self._device.memory_bytes_per_s * self._constants.memory_share)
@@ -261,7 +328,7 @@ class Roofline:
     @property
     def _wide_precision(self) -> str:
         """Attention and the head stay in 16 bits where other products are in 8."""
-        return "bf16" if self.precision.name.startswith("fp8") else self.precision.name
+        return "bf16" if self.precision.is_narrow else self.precision.name
 
     @property
     def _device(self) -> Device:
@@ -270,3 +337,18 @@ class Roofline:
     @property
     def _constants(self) -> Constants:
         return self.layout.cluster.constants
+
+
+def _counts_tokens(piece: Piece, action: Action) -> bool:
+    """Whether an action has a router's counts: F, and R where it makes them again."""
+    return any(one.module == "moe_preprocess" and one.action == action for one in piece.launches)
+
+
+def _only(module: Module, piece: Piece) -> Piece:
+    """What a module has of a piece."""
+    return replace(
+        piece,
+        products=tuple(each for each in piece.products if each.module == module),
+        traffic=tuple(each for each in piece.traffic if each.module == module),
+        collectives=tuple(each for each in piece.collectives if each.module == module),
+    )

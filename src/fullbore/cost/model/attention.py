@@ -69,13 +69,21 @@ def attention(frame: Frame, shape: Attention) -> tuple[Part, ...]:
             inner=frame.hidden,
             columns=shape.width * (heads + 2 * groups),
             bias=shape.qkv_bias,
+            gathered="input",
         ),
         *_qk_norms(frame, shape, heads=heads, groups=groups),
         _rotation(frame, elements=frame.tokens * shape.width * (heads + groups), shape=shape),
         Part(weights=(Weights(name="attention sinks", count=heads),) if shape.sinks else ()),
         *core(frame, whole),
         Part(kept=(frame.whole("attention projection input", inner, until_weight=True),)),
-        matrix(frame, out, inner=inner, columns=frame.hidden, bias=shape.out_bias),
+        matrix(
+            frame,
+            out,
+            inner=inner,
+            columns=frame.hidden,
+            bias=shape.out_bias,
+            gathered="output",
+        ),
         leaving(frame, out, frame.hidden),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fullbore.cost.model.frame import Frame, Part, again_with, moves
+from fullbore.cost.model.frame import Frame, Part, again_with, moves, within
 from fullbore.cost.model.linear import matrix
 from fullbore.cost.model.mlp import activated, activation_traffic, mlp
 from fullbore.cost.model.piece import Action, Collective, Kept, Product, Weights
@@ -18,15 +18,24 @@ from fullbore.cost.model.shape import Experts
 
 __all__ = ["experts"]
 
+# Kernels as Megatron Core's router and dispatchers launch them, counted in its source and so only
+# about right. Of a fused router in F and I: scores in 32 bits, top-k, map of tokens, loads, a loss
+# that balances them. Of counts: sums a expert and a rank, gathered over ranks, and copies to the
+# host, which DeepEP and HybridEP do in kernels of their own. Of a copy sorted one way: an index and
+# the copy itself.
+_ROUTER_KERNELS = (8, 6)
+_COUNT_KERNELS = {"alltoall": 12, "flex": 3}
+_SORT_KERNELS = 2
+
 
 def experts(frame: Frame, shape: Experts) -> tuple[Part, ...]:
     """All steps; the input, which the layer's norm made, is kept by the layer."""
     return again_with(
         "moe",
-        *_router(frame, shape),
-        _dispatch(frame, shape),
-        *_matrices(frame, shape),
-        *again_with("shared_experts", *_shared(frame, shape)),
+        *within("moe_router", _router(frame, shape)),
+        *within("moe_preprocess", [_counts(frame, shape)]),
+        *within("moe", (_dispatch(frame, shape), *_matrices(frame, shape))),
+        *within("moe_router", again_with("shared_experts", *_shared(frame, shape))),
     )
 
 
@@ -46,13 +55,26 @@ def _router(frame: Frame, shape: Experts) -> tuple[Part, ...]:
         columns=shape.count,
         bias=shape.router_bias,
         rows=rows,
+        wide=True,
     )
     size = rows * shape.count * 4.0
     return (
         product,
         Part(kept=(scores, *_choices(frame, shape))),
-        moves(name, forward=(2 * size, size), backward=(2 * size, size)),
+        moves(
+            name,
+            forward=(2 * size, size),
+            backward=(2 * size, size),
+            kernels=_ROUTER_KERNELS,
+        ),
     )
+
+
+def _counts(frame: Frame, shape: Experts) -> Part:
+    """How many tokens each expert gets, from each rank: a mask of bytes is read and summed."""
+    mask = frame.cut_tokens * shape.count
+    kernels = _COUNT_KERNELS[frame.kernels.dispatcher]
+    return moves("token counts", forward=(mask, mask), backward=(0.0, 0.0), kernels=(kernels, 0))
 
 
 def _choices(frame: Frame, shape: Experts) -> tuple[Kept, ...]:
@@ -75,30 +97,52 @@ def _dispatch(frame: Frame, shape: Experts) -> Part:
     """Messages and copies on the way to the experts and back, in F and again in I."""
     sent = frame.tokens / frame.split.tensor * shape.chosen * frame.hidden * frame.bytes
     told: list[Collective] = []
+    once = frame.kernels.dispatcher == "flex"
     if frame.split.expert > 1:
-        told += _both_ways("all_to_all", "all_to_all", sent, "expert")
+        copies = shape.chosen if once else 1
+        told += _both_ways("all_to_all", "all_to_all", sent, "expert", copies=copies)
     if frame.split.width_of_experts > 1:
         whole = sent * frame.split.width_of_experts
         told += _both_ways("all_gather", "reduce_scatter", whole, "tensor")
     # Each reads and writes all copies: sorted before they leave and put together at the end, and
-    # on a rank of several experts that copies reach from others sorted by expert, and back.
-    sorts = 2 if frame.split.expert > 1 and shape.count > frame.split.expert else 1
+    # on a rank of several experts that copies reach from others sorted by expert, and back. What
+    # is sent once to a rank is multiplied and sorted there, and nowhere else.
+    many = frame.split.expert > 1 and shape.count > frame.split.expert and not once
+    sorts = 2 if many else 1
     size = 2 * sorts * _pairs(frame, shape) * frame.hidden * frame.bytes
-    copies = moves("permutation", forward=(size, size), backward=(size, size))
-    return Part(collectives=tuple(told), traffic=copies.traffic)
+    kernels = 2 * sorts * _SORT_KERNELS
+    sorted_ = moves(
+        "permutation", forward=(size, size), backward=(size, size), kernels=(kernels, kernels)
+    )
+    return Part(collectives=tuple(told), traffic=sorted_.traffic)
 
 
 _MessageKind = Literal["all_gather", "reduce_scatter", "all_to_all"]
 
 
 def _both_ways(
-    there: _MessageKind, back: _MessageKind, size: float, group: Literal["tensor", "expert"]
+    there: _MessageKind,
+    back: _MessageKind,
+    size: float,
+    group: Literal["tensor", "expert"],
+    *,
+    copies: int = 1,
 ) -> list[Collective]:
+    """On the way there a copy's weight travels beside it, in a message of its own."""
     actions: tuple[Action, ...] = ("F", "I")
+    told = (("tokens to experts", there, 2), ("tokens from experts", back, 1))
     return [
-        Collective(name=name, kind=kind, bytes=size, group=group, action=action)
+        Collective(
+            name=name,
+            kind=kind,
+            bytes=size,
+            group=group,
+            action=action,
+            copies=copies,
+            kernels=kernels,
+        )
         for action in actions
-        for name, kind in (("tokens to experts", there), ("tokens from experts", back))
+        for name, kind, kernels in told
     ]
 
 

@@ -6,14 +6,15 @@ C  tokens where the sequence is cut too: T / t with sequence parallelism, else T
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from fullbore.cost.model.piece import Action, Collective, Kept, Product, Traffic, Weights
+from fullbore.cost.model.piece import Action, Collective, Kept, Module, Product, Traffic, Weights
 from fullbore.cost.model.shape import Unfused
 from fullbore.cost.model.split import Kernels, Precision, RecomputeModule, Split
 
-__all__ = ["Frame", "Part", "again_with", "join", "keeping", "moves"]
+__all__ = ["Frame", "Part", "again_with", "join", "keeping", "moves", "within"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,8 @@ class Part:
 
     grads: gradients of the outputs of products, held between I and W. again: the modules of
     selective recomputation that make it again, so that what it keeps is dropped and F repeated.
-    feeds: the module that is made again from what it keeps.
+    feeds: the module that is made again from what it keeps. module: what a CUDA graph would
+    capture it with.
     """
 
     products: tuple[Product, ...] = ()
@@ -98,6 +100,7 @@ class Part:
     collectives: tuple[Collective, ...] = ()
     again: frozenset[RecomputeModule] = frozenset()
     feeds: RecomputeModule | None = None
+    module: Module = "end"
 
 
 def again_with(module: RecomputeModule, *parts: Part) -> tuple[Part, ...]:
@@ -108,6 +111,11 @@ def again_with(module: RecomputeModule, *parts: Part) -> tuple[Part, ...]:
 def keeping(module: RecomputeModule, part: Part) -> tuple[Part, ...]:
     """A part that is made again with a module from what it keeps, which therefore stays."""
     return (Part(kept=part.kept), *again_with(module, replace(part, kept=())))
+
+
+def within(module: Module, parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Parts, as those of a module that a CUDA graph captures."""
+    return tuple(replace(part, module=module) for part in parts)
 
 
 def join(*parts: Part) -> Part:
@@ -122,13 +130,25 @@ def join(*parts: Part) -> Part:
     )
 
 
-def moves(name: str, *, forward: tuple[float, float], backward: tuple[float, float]) -> Part:
-    """The traffic of a step without a product: bytes (read, written) in F and in I."""
-    told: tuple[tuple[Action, tuple[float, float]], ...] = (("F", forward), ("I", backward))
+def moves(
+    name: str,
+    *,
+    forward: tuple[float, float],
+    backward: tuple[float, float],
+    kernels: tuple[int, int] = (1, 1),
+) -> Part:
+    """The traffic of a step without a product: bytes (read, written) in F and in I.
+
+    kernels: in F and in I.
+    """
+    told: tuple[tuple[Action, tuple[float, float], int], ...] = (
+        ("F", forward, kernels[0]),
+        ("I", backward, kernels[1]),
+    )
     return Part(
         traffic=tuple(
-            Traffic(name=name, read_bytes=read, written_bytes=written, action=action)
-            for action, (read, written) in told
+            Traffic(name=name, read_bytes=read, written_bytes=written, action=action, kernels=count)
+            for action, (read, written), count in told
             if read or written
         )
     )

@@ -45,7 +45,7 @@ def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
             ),
         ),
         Part(kept=(frame.whole("attention projection input", inner, until_weight=True),)),
-        matrix(frame, out, inner=inner, columns=frame.hidden, bias=shape.bias),
+        matrix(frame, out, inner=inner, columns=frame.hidden, bias=shape.bias, gathered="output"),
         leaving(frame, out, frame.hidden),
     )
 
@@ -53,23 +53,25 @@ def latent_attention(frame: Frame, shape: LatentAttention) -> tuple[Part, ...]:
 def _queries(frame: Frame, shape: LatentAttention, *, columns: int) -> tuple[Part, ...]:
     rank = shape.query_rank
     if rank is None:
-        whole = matrix(frame, "query", inner=frame.hidden, columns=columns)
+        whole = matrix(frame, "query", inner=frame.hidden, columns=columns, gathered="input")
         return again_with(_UP, entering(frame, "query", frame.hidden), whole)
+    up = matrix(frame, "query up", inner=rank, columns=columns, gathered="input")
     return (
         _down(frame, "query down", columns=rank, bias=shape.bias),
         *_latent(frame, "query", rank, shape),
-        *again_with(_UP, matrix(frame, "query up", inner=rank, columns=columns)),
+        *again_with(_UP, up),
     )
 
 
 def _keys_and_values(frame: Frame, shape: LatentAttention, *, heads: int) -> tuple[Part, ...]:
     columns = heads * (shape.plain_width + shape.value_width)
     down = shape.kv_rank + shape.rotary_width
+    up = matrix(frame, "key and value up", inner=shape.kv_rank, columns=columns, gathered="input")
     return (
         _down(frame, "key and value down", columns=down, bias=shape.bias),
         *_latent(frame, "key and value", shape.kv_rank, shape),
         entering(frame, "rotated key", shape.rotary_width),
-        *again_with(_UP, matrix(frame, "key and value up", inner=shape.kv_rank, columns=columns)),
+        *again_with(_UP, up),
     )
 
 

@@ -9,12 +9,13 @@ from itertools import chain
 from fullbore.cost.model.attention import attention
 from fullbore.cost.model.ends import embedding, head
 from fullbore.cost.model.experts import experts
-from fullbore.cost.model.frame import Frame, Part, again_with, keeping
+from fullbore.cost.model.frame import Frame, Part, again_with, keeping, within
 from fullbore.cost.model.latent import latent_attention
+from fullbore.cost.model.launches import launches
 from fullbore.cost.model.legal import check
 from fullbore.cost.model.mlp import mlp
 from fullbore.cost.model.norms import norm, residual
-from fullbore.cost.model.piece import Collective, Kept, Kind, Piece, Traffic
+from fullbore.cost.model.piece import Collective, Kept, Kind, Module, Piece, Traffic
 from fullbore.cost.model.shape import Attention, LayerShape, Mlp, ModelShape, Norm
 from fullbore.cost.model.split import Kernels, Precision, Recompute, Split
 
@@ -73,15 +74,22 @@ def _layers(frame: Frame, shape: ModelShape, recompute: Recompute) -> Iterable[P
 
 def _steps(frame: Frame, layer: LayerShape, kind: Norm) -> tuple[Part, ...]:
     """Norm, attention, sum, norm, MLP, sum, in the order of F."""
+    first: Module = "mlp" if isinstance(layer.mlp, Mlp) else "moe_router"
+    last: Module = "mlp" if isinstance(layer.mlp, Mlp) else "moe"
+    return (
+        *within("attn", _first_half(frame, layer, kind)),
+        *within(first, _second_input(frame, layer, kind)),
+        *_mlp(frame, layer),
+        *within(last, (*_after(frame, layer, "mlp", kind), residual(frame, "mlp"))),
+    )
+
+
+def _first_half(frame: Frame, layer: LayerShape, kind: Norm) -> tuple[Part, ...]:
     return (
         *_input(frame, layer, "attention", kind, norm_here=layer.norms_before > 0),
         *_attention(frame, layer),
         *_after(frame, layer, "attention", kind),
         residual(frame, "attention"),
-        *_second_input(frame, layer, kind),
-        *_mlp(frame, layer),
-        *_after(frame, layer, "mlp", kind),
-        residual(frame, "mlp"),
     )
 
 
@@ -113,7 +121,7 @@ def _attention(frame: Frame, layer: LayerShape) -> tuple[Part, ...]:
 
 def _mlp(frame: Frame, layer: LayerShape) -> tuple[Part, ...]:
     if isinstance(layer.mlp, Mlp):
-        return again_with("mlp", *mlp(frame, layer.mlp))
+        return within("mlp", again_with("mlp", *mlp(frame, layer.mlp)))
     return experts(frame, layer.mlp)
 
 
@@ -136,7 +144,7 @@ def _assemble(frame: Frame, parts: Sequence[Part], recompute: Recompute) -> Piec
         kind=kind,
         index=0,
         products=tuple(
-            replace(product, recomputed=_is_again(part, recompute))
+            replace(product, recomputed=_is_again(part, recompute), module=part.module)
             for part in parts
             for product in part.products
         ),
@@ -146,6 +154,7 @@ def _assemble(frame: Frame, parts: Sequence[Part], recompute: Recompute) -> Piec
         weights=tuple(chain.from_iterable(part.weights for part in parts)),
         traffic=_traffic(frame, parts, again),
         collectives=_collectives(parts, again),
+        launches=launches(frame, parts, again),
     )
 
 
@@ -168,9 +177,9 @@ def _kept(parts: Iterable[Part]) -> tuple[Kept, ...]:
 
 def _traffic(frame: Frame, parts: Sequence[Part], again: Sequence[Part]) -> tuple[Traffic, ...]:
     """Every step's, once more where it is recomputed, and the sum into accumulated gradients."""
-    told = [traffic for part in parts for traffic in part.traffic]
+    told = [replace(traffic, module=part.module) for part in parts for traffic in part.traffic]
     repeated = [
-        replace(traffic, action="R")
+        replace(traffic, action="R", module=part.module)
         for part in again
         for traffic in part.traffic
         if traffic.action == "F"
@@ -182,9 +191,9 @@ def _traffic(frame: Frame, parts: Sequence[Part], again: Sequence[Part]) -> tupl
 
 
 def _collectives(parts: Sequence[Part], again: Sequence[Part]) -> tuple[Collective, ...]:
-    told = [message for part in parts for message in part.collectives]
+    told = [replace(message, module=part.module) for part in parts for message in part.collectives]
     repeated = [
-        replace(message, action="R")
+        replace(message, action="R", module=part.module)
         for part in again
         for message in part.collectives
         if message.action == "F"

@@ -31,18 +31,30 @@ def matrix(
     bias: bool = False,
     rows: float | None = None,
     wide: bool = False,
+    gathered: Literal["input", "output"] | None = None,
 ) -> Part:
     """A product [rows, inner] x [inner, columns] with a weight, as large as this rank has it.
 
-    rows: T where not given. wide: as in `Product`. The input is not in it: several matrices may
-    share one.
+    rows: T where not given. wide: as in `Product`. gathered: the same, where the sequence is cut.
+    The input is not in it: several matrices may share one.
     """
     rows = frame.tokens if rows is None else rows
+    cut = gathered is not None and frame.split.sequence_parallel
     weights = [Weights(name=name, count=inner * columns)]
     if bias:
         weights.append(Weights(name=f"{name} bias", count=columns))
     return Part(
-        products=(Product(name=name, rows=rows, inner=inner, columns=columns, wide=wide),),
+        products=(
+            Product(
+                name=name,
+                rows=rows,
+                inner=inner,
+                columns=columns,
+                wide=wide,
+                gathered=gathered if cut else None,
+                parts=frame.split.tensor if cut else 1,
+            ),
+        ),
         grads=(frame.grad(name, rows * columns),),
         weights=tuple(weights),
     )

@@ -25,7 +25,7 @@ from fullbore.cost.model.shape import (
     ModelShape,
     Norm,
 )
-from fullbore.cost.model.split import Recompute
+from fullbore.cost.model.split import Dispatcher, Recompute
 from fullbore.errors import ConfigError
 
 __all__ = ["Given", "given_by_flags", "is_tokenizer_assumed", "shape_of_flags"]
@@ -71,6 +71,8 @@ class Given:
     flash: bool | None = None
     precision: str | None = None
     sharding: str | None = None
+    dispatcher: Dispatcher | None = None
+    dropless: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +338,8 @@ def given_by_flags(flags: Flags) -> Given:
         flash=_flash(read),
         precision=_precision(read),
         sharding=_sharding(read),
+        dispatcher="flex" if read.word("moe_token_dispatcher_type", "") == "flex" else None,
+        dropless=not read.has("moe_expert_capacity_factor"),
     )
 
 
@@ -369,7 +373,8 @@ def _recompute_layers(read: _Reader) -> int | None:
 
 def _precision(read: _Reader) -> str | None:
     if read.has("fp8_format"):
-        return "fp8_weights" if read.has("fp8_param_gather") else "fp8"
+        narrow = "fp8_mx" if read.word("fp8_recipe", "") == "mxfp8" else "fp8"
+        return "fp8_weights" if read.has("fp8_param_gather") else narrow
     return next((name for name in ("bf16", "fp16") if read.has(name)), None)
 
 

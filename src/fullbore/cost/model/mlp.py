@@ -24,7 +24,14 @@ def mlp(frame: Frame, shape: Mlp, *, name: str = "mlp") -> tuple[Part, ...]:
     columns = width * (2 if shape.gated else 1)
     return (
         entering(frame, first, frame.hidden),
-        matrix(frame, first, inner=frame.hidden, columns=columns, bias=shape.bias),
+        matrix(
+            frame,
+            first,
+            inner=frame.hidden,
+            columns=columns,
+            bias=shape.bias,
+            gathered="input",
+        ),
         Part(
             kept=activated(
                 frame,
@@ -35,7 +42,14 @@ def mlp(frame: Frame, shape: Mlp, *, name: str = "mlp") -> tuple[Part, ...]:
             )
         ),
         activation_traffic(frame, name, elements=frame.tokens * width, gated=shape.gated),
-        matrix(frame, out, inner=width, columns=frame.hidden, bias=shape.bias),
+        matrix(
+            frame,
+            out,
+            inner=width,
+            columns=frame.hidden,
+            bias=shape.bias,
+            gathered="output",
+        ),
         leaving(frame, out, frame.hidden),
     )
 

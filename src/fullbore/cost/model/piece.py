@@ -9,15 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-__all__ = ["Action", "Collective", "Kept", "Kind", "Piece", "Product", "Traffic", "Weights"]
+__all__ = [
+    "MODULES",
+    "Action",
+    "Collective",
+    "Kept",
+    "Kind",
+    "Launches",
+    "Module",
+    "Piece",
+    "Product",
+    "Traffic",
+    "Weights",
+]
 
 Kind = Literal["embedding", "layer", "head"]
 
 # F forward, I input-gradient half of the backward, W weight-gradient half, R computing again what
 # recomputation did not keep, just before I.
 Action = Literal["F", "I", "W", "R"]
+
+# Parts of a layer, by the names that Megatron-LM's --cuda-graph-modules has for them; `end` is the
+# embedding and the head.
+Module = Literal["attn", "mlp", "moe_router", "moe_preprocess", "moe", "end"]
+MODULES: tuple[Module, ...] = get_args(Module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +44,9 @@ class Product:
     rows may be a fraction where they are an average (tokens of one expert). share: the part of the
     product that is counted, 1/2 for attention where causality is. weight: whether the second
     matrix is a weight; if not, both are activations. wide: whether it is carried out in 16 bits
-    where others are in 8. recomputed: made again before the backward.
+    where others are in 8. recomputed: made again before the backward. gathered: which tensor
+    tensor-parallel ranks gather from each other before it, so that each casts its part alone: the
+    input in F, or the output's gradient in I. parts: how many ranks that is.
 
     FLOPs are 2·rows·inner·columns·count·share in F, and as much for each gradient: of an
     activation in I, of a weight in W.
@@ -42,6 +61,9 @@ class Product:
     weight: bool = True
     wide: bool = False
     recomputed: bool = False
+    gathered: Literal["input", "output"] | None = None
+    parts: int = 1
+    module: Module = "end"
 
     @property
     def forward_flops(self) -> float:
@@ -103,13 +125,15 @@ class Traffic:
     """Memory that a step without a product moves: norms, activations, sums, a softmax not fused.
 
     read_bytes, written_bytes: from and to device memory, every operand once. The traffic of
-    products follows from their sizes and is not listed here.
+    products follows from their sizes and is not listed here. kernels: that it takes.
     """
 
     name: str
     read_bytes: float
     written_bytes: float
     action: Action = "F"
+    kernels: int = 1
+    module: Module = "end"
 
     @property
     def bytes(self) -> float:
@@ -124,6 +148,9 @@ class Collective:
     bytes: of the whole tensor (what is there before a reduce_scatter, after an all_gather, on every
     rank of an all_reduce); of an all_to_all, what one rank sends, its own share included. A ring of
     n moves (n-1)/n of it a rank, an all_reduce twice that. It is exposed unless it is overlapped.
+    copies: how many copies of a token, for as many ranks by chance, an all_to_all counts in its
+    bytes and sends only once to each rank and node; 1 where it sends them all. kernels: that it
+    takes.
     """
 
     name: str
@@ -131,6 +158,23 @@ class Collective:
     bytes: float
     group: Literal["tensor", "context", "expert"]
     action: Action
+    copies: int = 1
+    kernels: int = 1
+    module: Module = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launches:
+    """What the host starts, one after another, for one module in one action.
+
+    kernels: products, steps without one, messages. casts: of factors to 8 bits, each of as many
+    kernels as the device takes for one.
+    """
+
+    module: Module
+    action: Action
+    kernels: int
+    casts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +184,7 @@ class Piece:
     index: number of the layer, 0 for the embedding and for the head. kept: tensors held from F to
     the backward. held: what is held instead between I and W: inputs of products with a weight, and
     the gradients of their outputs. rebuilt: tensors that recomputation makes again; they exist only
-    while the backward of this piece runs.
+    while the backward of this piece runs. launches: by module and action.
     """
 
     kind: Kind
@@ -152,6 +196,7 @@ class Piece:
     weights: tuple[Weights, ...] = ()
     traffic: tuple[Traffic, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    launches: tuple[Launches, ...] = ()
 
     @property
     def forward_flops(self) -> float:

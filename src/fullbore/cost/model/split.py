@@ -15,11 +15,13 @@ from fullbore.errors import ConfigError
 __all__ = [
     "CORE",
     "RECOMPUTE_MODULES",
+    "Dispatcher",
     "Kernels",
     "Precision",
     "Recompute",
     "RecomputeModule",
     "Split",
+    "dispatcher_named",
 ]
 
 # What selective recomputation can make again (--recompute-modules, as Megatron Core has them).
@@ -31,6 +33,16 @@ CORE: tuple[RecomputeModule, ...] = ("core_attn",)
 
 Granularity = Literal["none", "selective", "full"]
 _GRANULARITIES = get_args(Granularity)
+
+Dispatcher = Literal["alltoall", "flex"]
+
+
+def dispatcher_named(name: str) -> Dispatcher:
+    """A value of --moe-token-dispatcher-type. Raises ConfigError for what has no price."""
+    for known in get_args(Dispatcher):
+        if name == known:
+            return cast(Dispatcher, known)
+    raise ConfigError(f"--moe-token-dispatcher-type {name[:60]}: it must be alltoall or flex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +139,22 @@ class Precision:
     main_weight: float
     moments: float = 8.0
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether each block of 32 elements has a scale of its own (MXFP8)."""
+        return self.name == "fp8_mx"
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether products with weights are carried out in 8 bits."""
+        return self.name.startswith("fp8")
+
     @staticmethod
     def named(name: str) -> Precision:
-        """bf16, fp16, fp8, fp8_weights or fp32, with Adam. Raises ConfigError for another name."""
+        """bf16, fp16, fp8, fp8_mx, fp8_weights or fp32, with Adam.
+
+        Raises ConfigError for another name.
+        """
         known = _PRECISIONS.get(name)
         if known is None:
             raise ConfigError(f"no precision is called {name!r}: {', '.join(_PRECISIONS)}")
@@ -151,6 +176,7 @@ _PRECISIONS = {
     "bf16": _mixed("bf16"),
     "fp16": _mixed("fp16"),
     "fp8": _mixed("fp8", product_input=1.0),
+    "fp8_mx": _mixed("fp8_mx", product_input=1.0),
     "fp8_weights": _mixed("fp8_weights", weight=1.0, product_input=1.0),
     "fp32": Precision(
         name="fp32", weight=4.0, activation=4.0, product_input=4.0, gradient=4.0, main_weight=0.0
@@ -164,7 +190,12 @@ class Kernels:
 
     style: fused, as Megatron-LM with its fused norms, activations and loss; eager, as Hugging
     Face's modules run one operation after another. flash: whether attention keeps no scores.
+    dispatcher: how tokens get to their experts: each copy by an all_to_all, or once to each rank
+    and node, and multiplied there (flex: DeepEP, HybridEP). dropless: whether experts take as many
+    tokens as there are, so that the host waits for their number before it can go on.
     """
 
     style: Literal["eager", "fused"] = "fused"
     flash: bool = True
+    dispatcher: Dispatcher = "alltoall"
+    dropless: bool = True

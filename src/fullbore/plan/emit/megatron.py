@@ -144,11 +144,15 @@ def _switches(question: Question, choice: Choice) -> list[str]:
         "--overlap-param-gather": question.overlap_gradients and spread.distributed,
         "--tp-comm-overlap": question.overlap.forward and spread.tensor > 1,
         "--overlap-moe-expert-parallel-comm": question.overlap.expert and spread.expert > 1,
+        f"--moe-token-dispatcher-type {question.kernels.dispatcher}": spread.expert > 1,
+        f"--cuda-graph-impl {question.capture.implementation}": not question.capture.is_off,
+        f"--cuda-graph-modules {' '.join(question.capture.modules)}": question.capture.modules,
         "--no-overlap-p2p-communication": not question.overlap_messages,
         "--use-flash-attn": question.kernels.flash,
-        "--bf16": precision in ("bf16", "fp8", "fp8_weights"),
+        "--bf16": precision == "bf16" or question.precision.is_narrow,
         "--fp16": precision == "fp16",
-        "--fp8-format hybrid": precision in ("fp8", "fp8_weights"),
+        "--fp8-format hybrid": question.precision.is_narrow and not question.precision.in_blocks,
+        "--fp8-format e4m3 --fp8-recipe mxfp8": question.precision.in_blocks,
         "--fp8-param-gather": precision == "fp8_weights",
     }
     return [flag for flag, given in pairs.items() if given]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fullbore.cost.hardware import Overlap
+from fullbore.cost.hardware import Capture, Overlap
 from fullbore.cost.model import Kernels, Precision, Recompute
 from fullbore.cost.model.legal import has_module
 from fullbore.plan.choice import NONE, Choice, Spread
@@ -12,7 +12,7 @@ from fullbore.plan.engines import engine_of
 from fullbore.plan.explain.job import Job, Refused
 from fullbore.plan.question import Fixed, Question
 
-__all__ = ["choice_of", "optimizer_types", "precision_of", "question_of"]
+__all__ = ["capture_of", "choice_of", "optimizer_types", "precision_of", "question_of"]
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
@@ -31,15 +31,31 @@ def question_of(job: Job, *, memory_limit_bytes: float | None = None) -> Questio
         global_batch=sequences,
         sequence=job.size("seq_length"),
         precision=precision_of(job),
-        kernels=Kernels(flash=given.flash is not False),
+        kernels=Kernels(
+            flash=given.flash is not False,
+            dispatcher=given.dispatcher or "alltoall",
+            dropless=given.dropless,
+        ),
         fixed=Fixed(engines=(engine_of("megatron"),)),
         overlap=Overlap(
             forward=job.has("tp_comm_overlap"),
             expert=job.has("overlap_moe_expert_parallel_comm"),
         ),
+        capture=capture_of(job),
         memory_limit_bytes=memory_limit_bytes,
         overlap_messages=job.interleaved and not job.has("no_overlap_p2p_communication"),
         overlap_gradients=job.has("overlap_grad_reduce"),
+    )
+
+
+def capture_of(job: Job) -> Capture:
+    """What CUDA graphs replay; ConfigError where flags say nothing that there is.
+
+    A --cuda-graph-impl that is no choice of Megatron's is refused elsewhere, and left out here.
+    """
+    known = job.word("cuda_graph_impl") is not None
+    return Capture.of_flags(
+        {name: words for name, words in job.flags.items() if known or name != "cuda_graph_impl"}
     )
 
 

@@ -6,6 +6,8 @@ Names are those of `argparse`, with underscores. Source: Megatron-LM,
 
 from __future__ import annotations
 
+from fullbore.cost.hardware.capture import IMPLEMENTATIONS
+
 __all__ = [
     "CHOICES",
     "GONE",
@@ -106,6 +108,8 @@ SWITCHES = frozenset(
         "overlap_p2p_communication",
         "overlap_p2p_communication_warmup_flush",
         "tp_comm_overlap",
+        "enable_cuda_graph",
+        "external_cuda_graph",
         "overlap_moe_expert_parallel_comm",
         "grad_reduce_in_bf16",
         "account_for_embedding_in_pipeline_split",
@@ -132,6 +136,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "recompute_granularity": ("selective", "full"),
     "recompute_method": ("uniform", "block"),
     "fp8_format": ("hybrid", "e4m3"),
+    "fp8_recipe": ("tensorwise", "delayed", "mxfp8", "blockwise", "custom"),
+    "cuda_graph_impl": IMPLEMENTATIONS,
     "fp4_format": ("e2m1",),
     "moe_token_dispatcher_type": ("alltoall", "allgather", "flex"),
     "data_parallel_sharding_strategy": (
@@ -150,6 +156,8 @@ LISTS = frozenset(
     {
         "pipeline_model_parallel_layout",
         "recompute_modules",
+        "cuda_graph_modules",
+        "cuda_graph_scope",
         "moe_layer_freq",
         "window_size",
         "window_attn_skip_freq",

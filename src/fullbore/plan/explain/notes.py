@@ -15,6 +15,7 @@ __all__ = ["Notes", "notes_of"]
 
 _ALIKE = 0.84  # of two names: --tensor-parallel-size is meant for --tensor-model-parallel-size
 _OF_EXPERTS = ("moe_", "expert_")
+_GRAPHS = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,8 @@ def _ignored(job: Job) -> Iterator[str]:
         for name in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):
             if job.has(name):
                 yield f"{flag(name)}: there is one replica"
+    if job.has("cuda_graph_modules") and not any(job.has(name) for name in _GRAPHS):
+        yield "--cuda-graph-modules: without --cuda-graph-impl nothing is captured"
     yield from _ignored_recompute(job)
     yield from _ignored_stages(job)
     if not job.has("num_experts"):

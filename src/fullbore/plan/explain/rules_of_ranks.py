@@ -12,7 +12,7 @@ from fullbore.cost.hardware import Layout
 from fullbore.cost.model import Recompute
 from fullbore.cost.model.legal import refusals
 from fullbore.errors import ConfigError
-from fullbore.plan.explain.asked import precision_of
+from fullbore.plan.explain.asked import capture_of, precision_of
 from fullbore.plan.explain.catalog import flag
 from fullbore.plan.explain.job import Job, Refused
 
@@ -131,4 +131,29 @@ def _precision(job: Job) -> Iterator[str]:
         yield f"{flag(given[0]) if given else 'neither --bf16 nor --fp16'}: {error}"
 
 
-RANK_RULES = (_precision, _world, _divided, _experts, _experts_beside, _expert_ranks, _batch, _fsdp)
+def _graphs(job: Job) -> Iterator[str]:
+    try:
+        capture = capture_of(job)
+    except ConfigError as error:
+        yield str(error)
+        return
+    whole = capture.implementation in ("local", "transformer_engine") and capture.has("moe")
+    if whole and job.has("num_experts") and not job.has("moe_pad_expert_input_to_capacity"):
+        yield (
+            "--cuda-graph-impl with the module moe needs --moe-expert-capacity-factor and "
+            "--moe-pad-expert-input-to-capacity: without them experts take another number of "
+            "tokens each time; name --cuda-graph-modules attn moe_router moe_preprocess"
+        )
+
+
+RANK_RULES = (
+    _graphs,
+    _precision,
+    _world,
+    _divided,
+    _experts,
+    _experts_beside,
+    _expert_ranks,
+    _batch,
+    _fsdp,
+)
