@@ -322,43 +322,41 @@ def plan(
     of_products = precision_name(
         precision, bf16=bf16, fp16=fp16, fp32=fp32, fp8=fp8, fp8_mx=fp8_mx, fp8_weights=fp8_weights
     )
-    question = make_question(
-        Asked(
-            model=model,
-            cluster=cluster,
-            global_batch=global_batch_size,
-            sequence=seq_length,
-            memory_limit=memory_limit,
-            pipeline=pipeline,
-            tensor=tensor,
-            context=context_parallel,
-            expert=expert,
-            expert_tensor=expert_tensor,
-            microbatch_size=micro_batch_size,
-            virtual_stages=virtual_stages,
-            group=group_size,
-            schedule=schedule,
-            layers=stage_layers,
-            recompute=recompute_granularity,
-            recompute_layers=recompute_num_layers,
-            recompute_modules=recompute_modules,
-            sequence_parallel=sequence_parallel,
-            distributed=distributed_optimizer,
-            precision=of_products,
-            flash=flash,
-            causal=causal,
-            overlap_messages=overlap_p2p,
-            overlap_gradients=overlap_grad_reduce,
-            overlap_tensor=tp_comm_overlap,
-            overlap_experts=overlap_experts,
-            dispatcher=dispatcher,
-            graphs=cuda_graph_impl,
-            graph_modules=cuda_graph_modules,
-            engines=targets.able,
-        )
+    asked = Asked(
+        model=model,
+        cluster=cluster,
+        global_batch=global_batch_size,
+        sequence=seq_length,
+        memory_limit=memory_limit,
+        pipeline=pipeline,
+        tensor=tensor,
+        context=context_parallel,
+        expert=expert,
+        expert_tensor=expert_tensor,
+        microbatch_size=micro_batch_size,
+        virtual_stages=virtual_stages,
+        group=group_size,
+        schedule=schedule,
+        layers=stage_layers,
+        recompute=recompute_granularity,
+        recompute_layers=recompute_num_layers,
+        recompute_modules=recompute_modules,
+        sequence_parallel=sequence_parallel,
+        distributed=distributed_optimizer,
+        precision=of_products,
+        flash=flash,
+        causal=causal,
+        overlap_messages=overlap_p2p,
+        overlap_gradients=overlap_grad_reduce,
+        overlap_tensor=tp_comm_overlap,
+        overlap_experts=overlap_experts,
+        dispatcher=dispatcher,
+        graphs=cuda_graph_impl,
+        graph_modules=cuda_graph_modules,
+        engines=targets.able,
     )
     effort = Effort(seconds=search_time, moves=search_iterations)
-    hand_over(run(question, top=top, effort=effort), files, as_json=as_json)
+    hand_over(run(make_question(asked), top=top, effort=effort), files, as_json=as_json)
 
 
 def _typed(context: typer.Context) -> list[str]:

@@ -96,8 +96,9 @@ def test_a_module_made_again_waits_for_counts_only_where_they_are_made_again():
     again = Recompute(granularity="selective", modules=("moe_act",))
     act, whole = small(recompute=again), small(recompute=replace(again, modules=("moe",)))
     assert set(counts(act)) - set(counts(small())) == {("moe", "R")}
-    assert counts(whole)[("moe", "R")] == counts(whole)[("moe", "F")]
-    assert ("moe_preprocess", "R") in counts(whole) and ("attn", "R") not in counts(whole)
+    assert counts(whole)[("moe_preprocess", "R")] == counts(whole)[("moe_preprocess", "F")]
+    assert counts(whole)[("moe", "R")][1] == counts(whole)[("moe", "F")][1] > 0  # casts
+    assert ("attn", "R") not in counts(whole)
     price = roofline().priced(act).recompute
     host_s = counts(act)[("moe", "R")][0] * HOPPER.launch_s
     assert price.total_s == max(host_s, price.device_s)
