@@ -18,11 +18,11 @@ from fullbore.cost.model.shape import Experts
 
 __all__ = ["experts"]
 
-# Kernels as Megatron Core's router and dispatchers launch them, counted in its source and so only
-# about right. Of a fused router in F and I: scores in 32 bits, top-k, map of tokens, loads, a loss
-# that balances them. Of counts: sums a expert and a rank, gathered over ranks, and copies to the
-# host, which DeepEP and HybridEP do in kernels of their own. Of a copy sorted one way: an index and
-# the copy itself.
+# Kernels of Megatron Core's router and dispatchers, estimated from what they do and not taken from
+# a profile: only about right, and `launch_s`, fitted with them, takes up the rest. Of a fused
+# router in F and I: scores in 32 bits, top-k, map of tokens, loads, a loss that balances them. Of
+# counts: sums a expert and a rank, gathered over ranks, and copies to the host, which DeepEP and
+# HybridEP do in kernels of their own. Of a copy sorted one way: an index and the copy itself.
 _ROUTER_KERNELS = (8, 6)
 _COUNT_KERNELS = {"alltoall": 12, "flex": 3}
 _SORT_KERNELS = 2
