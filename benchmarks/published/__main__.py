@@ -5,6 +5,7 @@ each row, and the means. Goals: bubbles to four decimals; memory within 10 %; st
 generation, and of mixtures of experts, within 10 % on average and 15 % at worst, over the rows that
 nothing was fitted to. Rows beyond 15 % carry the number of their cause (causes.py). Exit status 1
 where a goal is missed that has no named cause: bubbles, memory, the mean of a generation, a row.
+Rows of elsewhere.csv were tried when all was done, and change nothing but the last figures.
 `fit` prints what the constants of src/fullbore/cost/hardware/constants come to when they are fitted
 again.
 """
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from causes import CAUSES, cause_of
+from elsewhere import elsewhere
 from fit import FITTED, refit
 from jobs import Job, jobs
 from predict import activations_gb, bubble, predict
@@ -47,6 +49,10 @@ class Line:
         """The number of what makes the error larger than the goal; None where none is named."""
         return cause_of(self.job, self.error) if abs(self.error) > WORST_GOAL else None
 
+    def is_of(self, preset: str, *, mixture: bool) -> bool:
+        """Whether it is a row of these devices that nothing was fitted to."""
+        return self.job.gpu == preset and self.job.mixture == mixture and not self.fitted
+
     @property
     def cells(self) -> list[str]:
         """Of a table's row, with MFU if there is one."""
@@ -56,10 +62,9 @@ class Line:
         shares = [f"{share:.1%}" for share in (self.mfu, self.mfu * (1 + self.error))]
         return [self.job.table, name, f"{self.predicted:.3f}", f"{self.published:.3f}", *shares]
 
-    @property
-    def told_error(self) -> str:
+    def told_error(self, *, causes: bool) -> str:
         """The error, and the number of its cause."""
-        number = "" if self.cause is None else f" [{self.cause + 1}]"
+        number = "" if self.cause is None or not causes else f" [{self.cause + 1}]"
         return f"{self.error * 100:+.1f} %{number}"
 
 
@@ -69,7 +74,9 @@ def main() -> None:
         refit()
         return
     found = list(jobs())
-    good = [_bubbles(found), _memory(found), *_steps(found)]
+    good = [_bubbles(found), _memory(found)]
+    known = _steps(found, good)
+    _elsewhere(known)
     print("\ncauses of errors beyond 15 %")
     for number, cause in enumerate(CAUSES, start=1):
         print(f"[{number}] {cause.told}")
@@ -105,14 +112,17 @@ def _memory(found: Sequence[Job]) -> bool:
     return max(errors) <= MEMORY_GOAL
 
 
-def _steps(found: Sequence[Job]) -> list[bool]:
-    """Of every generation and of mixtures: whether the mean is met, and every miss has a cause."""
-    good = []
+def _steps(found: Sequence[Job], good: list[bool]) -> list[Line]:
+    """All rows. good: of every generation and of mixtures is added whether the mean is met, and
+    whether every miss has a cause.
+    """
+    known = []
     for preset, title in GENERATIONS.items():
         lines = _timed(job for job in found if job.gpu == preset and not job.mixture)
         print(f"\nSeconds of a step and MFU on {title} (* constants were fitted to this row)\n")
         errors = _told(lines, mean_goal=MEAN_GOAL, worst_goal=WORST_GOAL)
         good += [sum(errors) / len(errors) <= MEAN_GOAL, _have_causes(lines)]
+        known += lines
     print("\nSeconds of a step and MFU of mixtures of experts (* as above)\n")
     lines = _timed(job for job in found if job.mixture)
     _told(lines, mean_goal=MEAN_GOAL, worst_goal=WORST_GOAL)
@@ -120,7 +130,29 @@ def _steps(found: Sequence[Job]) -> list[bool]:
         errors = [abs(line.error) for line in lines if line.job.gpu == preset and not line.fitted]
         if errors:
             print(f"on {title}: {_summary(errors, MEAN_GOAL, WORST_GOAL)}")
-    return [*good, _have_causes(lines)]
+    good.append(_have_causes(lines))
+    return [*known, *lines]
+
+
+def _elsewhere(known: Sequence[Line]) -> None:
+    """Rows of further tables, and what they and the others come to together."""
+    print("\nSeconds of a step and MFU in further tables, tried when all else was done\n")
+    lines = _timed(elsewhere())
+    _told(lines, mean_goal=MEAN_GOAL, worst_goal=WORST_GOAL, causes=False)
+    for preset, title in GENERATIONS.items():
+        for what, mixture in ((title, False), (f"mixtures on {title}", True)):
+            of = [line for line in (*lines, *known) if line.is_of(preset, mixture=mixture)]
+            if of:
+                here = [line for line in lines if line in of]
+                print(f"{what}: {_both(here, of)}")
+
+
+def _both(here: Sequence[Line], of: Sequence[Line]) -> str:
+    alone = [abs(line.error) for line in here]
+    told = f"{counted(len(alone), 'row')} here, " if alone else "none here, "
+    if alone:
+        told += f"{sum(alone) / len(alone):.1%} off on average, {max(alone):.1%} at worst; "
+    return f"{told}all: {_summary([abs(line.error) for line in of], MEAN_GOAL, WORST_GOAL)}"
 
 
 def _have_causes(lines: Iterable[Line]) -> bool:
@@ -144,11 +176,13 @@ def _timed(found: Iterable[Job]) -> list[Line]:
     return lines
 
 
-def _told(lines: Sequence[Line], *, mean_goal: float, worst_goal: float) -> list[float]:
+def _told(
+    lines: Sequence[Line], *, mean_goal: float, worst_goal: float, causes: bool = True
+) -> list[float]:
     """Print lines and summary; the errors of rows that nothing was fitted to."""
     shares = [] if lines[0].mfu is None else ["MFU", "published"]
     head = ["table", "row", "predicted", "published", *shares, "error"]
-    print(table(head, [[*line.cells, line.told_error] for line in lines]))
+    print(table(head, [[*line.cells, line.told_error(causes=causes)] for line in lines]))
     errors = [abs(line.error) for line in lines if not line.fitted]
     print(f"\n{_summary(errors, mean_goal, worst_goal)}")
     return errors

@@ -17,7 +17,15 @@ from fullbore.cost.model.hugging_face import shape_of
 from fullbore.cost.model.layer import pieces
 from fullbore.cost.model.shape import Experts
 
-__all__ = ["Job", "Measured", "jobs", "step_flops_per_token"]
+__all__ = [
+    "Job",
+    "Measured",
+    "capture_of",
+    "cluster_of",
+    "jobs",
+    "layers_of_text",
+    "step_flops_per_token",
+]
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parents[1] / "examples" / "configs"
@@ -220,11 +228,13 @@ def _recent(row: dict[str, str]) -> Job:
     tensor, ranks, context = sizes["tp"], sizes["pp"], sizes["cp"]
     data = sizes["gpus"] // (tensor * ranks * context)
     shape, sequence = _shape(row["model"]), int(row["sequence"])
+    shape = replace(shape, mtp_counted="MTP" in row.get("also", ""))
     mixture = any(isinstance(layer.mlp, Experts) for layer in shape.layers)
     expert, expert_tensor = int(row.get("ep") or "1"), 1 if mixture else None
-    cluster = Cluster.parse(f"{row['gpu']}:{_grouped(row['gpu'], sizes['gpus'])}")
+    cluster = cluster_of(row["gpu"], sizes["gpus"])
     tokens = sizes["gbs"] * sequence / sizes["gpus"]
     per_token = step_flops_per_token(shape, sequence)
+    again = (row.get("again") or "").split()
     per_s = float(row["tokens_per_s_gpu"] or float(row["tflop_per_s_gpu"]) * 1e12 / per_token)
     return Job(
         table=row["source"].partition(",")[0],
@@ -254,24 +264,24 @@ def _recent(row: dict[str, str]) -> Job:
             expert=expert,
             expert_tensor=expert_tensor,
         ),
-        recompute=Recompute(),
+        recompute=Recompute().changed("selective", modules=again) if again else Recompute(),
         kernels=Kernels(
             dispatcher="flex" if row.get("dispatcher") == "flex" else "alltoall",
             dropless=row.get("tokens") != "dropped",
         ),
-        capture=_capture(row.get("graph") or ""),
+        capture=capture_of(row.get("graph") or ""),
         overlapped=True,
         tensor_overlap=True,
         forward_overlap=not row["source"].startswith("Llama 3"),  # which does not say so
         expert_overlap=row.get("overlap") == "1",
-        hides_reduction=True,
+        hides_reduction=row.get("reduced") != "after",
         distributed=True,
         spares=(),
         measured=Measured(step_s=tokens / per_s),
         gpu=row["gpu"],
         fits=row["used"] == "fit",
         mixture=mixture,
-        layers=_layers(row.get("layers") or ""),
+        layers=layers_of_text(row.get("layers") or ""),
         note=", ".join(filter(None, (row.get("tokens", ""), row.get("also", "")))),
     )
 
@@ -282,7 +292,7 @@ def _precision_of(row: dict[str, str]) -> Precision:
     return replace(named, gradient=2.0) if "Megatron Bridge" in row["source"] else named
 
 
-def _capture(text: str) -> Capture:
+def capture_of(text: str) -> Capture:
     """What a row's recipe captured in CUDA graphs: everything, or modules of each layer."""
     if text == "full_iteration":
         return Capture(implementation=text)
@@ -290,7 +300,7 @@ def _capture(text: str) -> Capture:
     return Capture(implementation="transformer_engine", modules=modules) if modules else Capture()
 
 
-def _layers(text: str) -> tuple[int, ...] | None:
+def layers_of_text(text: str) -> tuple[int, ...] | None:
     """`4*15 1` is fifteen stages of four layers, then one of one."""
     made: list[int] = []
     for part in text.split():
@@ -306,13 +316,14 @@ def _shape(name: str) -> ModelShape:
     return shape_of(json.loads((CONFIGS / name / "config.json").read_text(encoding="utf-8")))
 
 
-def _grouped(gpu: str, gpus: int) -> str:
-    """Nodes x GPUs: a rack of 72 is used by 64 at a time."""
-    return f"{gpus // 64}x64" if gpu == "gb200" and gpus >= 64 else str(gpus)
+def cluster_of(gpu: str, gpus: int) -> Cluster:
+    """A rack of 72 is used by 64 at a time."""
+    grouped = f"{gpus // 64}x64" if gpu == "gb200" and gpus >= 64 else str(gpus)
+    return Cluster.parse(f"{gpu}:{grouped}")
 
 
-def step_flops_per_token(shape: ModelShape, sequence: int) -> float:
-    """Of training, the causal half of attention left out."""
+def step_flops_per_token(shape: ModelShape, sequence: int, *, causal: bool = True) -> float:
+    """Of training; causal: the half of attention that the mask hides left out."""
     made = pieces(
         shape,
         Split(),
@@ -320,7 +331,7 @@ def step_flops_per_token(shape: ModelShape, sequence: int) -> float:
         microbatch=1,
         recompute=Recompute(),
         precision=FP16,
-        causal=True,
+        causal=causal,
     )
     return 3 * sum(piece.forward_flops for piece in made) / sequence
 

@@ -74,6 +74,7 @@ def question_of(job: Job) -> Question:
         capture=job.capture,
         overlap_messages=job.overlapped,
         overlap_gradients=job.hides_reduction,
+        overlap_parameters=job.hides_reduction,
         causal=job.kernels.flash,
     )
 

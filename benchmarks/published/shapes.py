@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fullbore.cost.model.shape import (
     Activation,
     Attention,
+    Experts,
     Head,
     LayerShape,
     Mlp,
     ModelShape,
 )
 
-__all__ = ["GPT", "RECENT", "Gpt"]
+__all__ = ["ELSEWHERE", "GPT", "RECENT", "Gpt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,4 +154,34 @@ RECENT = {
     "Nemotron-8B": _nemotron(32, 4096, 32, 32),
     "Nemotron-22B": _nemotron(40, 6144, 48, 48),
     "Nemotron-340B": _nemotron(96, 18432, 96, 8),
+}
+
+
+def _grok() -> ModelShape:
+    """Grok-1, 314B: 8 experts of which 2 are chosen; NVIDIA's recipe has Llama 3's tokenizer."""
+    dense = _decoder("grok", 64, 6144, 48, 8, 32_768, 128_256)
+    layer = LayerShape(
+        attention=Attention(heads=48, groups=8, width=128),
+        mlp=Experts(count=8, chosen=2, width=32_768, gated=True, activation="gelu"),
+    )
+    return replace(dense, layers=(layer,) * 64)
+
+
+def _glm() -> ModelShape:
+    """GLM-130B: GEGLU, with the two factors and the product of SwiGLU; one matrix at both ends."""
+    made = _decoder("glm", 70, 12_288, 96, 96, 32_768, 150_528)
+    return replace(made, head=Head(tied=True), norm="layer")
+
+
+# Of elsewhere.csv, by its names; others are configurations in examples/configs.
+ELSEWHERE = {
+    **{name: GPT[name].shape for name in ("175B", "529.6B")},
+    **{name: RECENT[name] for name in ("Llama3-70B", "Llama3-405B", "Nemotron-340B", "GPT3-175B")},
+    "Llama3-405B, 50k": replace(RECENT["Llama3-405B"], vocab=50_257),
+    "175B, 64k": replace(_megatron(96, 12288, 128), vocab=64_000).shape,
+    "BLOOM-176B": Gpt(
+        layers=70, hidden=14_336, heads=112, vocab=250_880, sequence=2048, dropout=0.0
+    ).shape,
+    "GLM-130B": _glm(),
+    "grok-1": _grok(),
 }

@@ -193,7 +193,8 @@ TAKEN = [
     *("--global-batch-size 16", "--seq-length 512", "--micro-batch-size 2"),
     *("--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"),
     *("--num-virtual-stages-per-pipeline-rank 2", "--recompute-granularity selective"),
-    *("--recompute-modules layernorm,mlp", "--precision bf16", "--grad-reduce-in-bf16"),
+    *("--recompute-modules layernorm,mlp", "--precision bf16"),
+    *("--no-overlap-grad-reduce", "--no-overlap-param-gather", "--grad-reduce-in-bf16"),
 ]
 
 
@@ -225,11 +226,47 @@ def test_what_a_script_says_of_the_optimizer_is_launched_too(fullbore, script, t
     assert "  --recompute-modules layernorm mlp\n" in launched
 
 
+def test_what_a_script_says_of_the_optimizer_holds_for_other_engines_or_is_refused(
+    fullbore, script, tmp_path
+):
+    few = ("--tensor-model-parallel-size", 1, "-v", 1, "--schedule", "1f1b", "--top", 1)
+    few += ("--recompute-granularity", "none", "--emit-folder", tmp_path / "launch")
+    script.write_text(f"{SCRIPT} --optimizer sgd")
+    ran = of_script(fullbore, script, *few, "--emit", "deepspeed")
+    assert ran.status == 0, ran.err
+    config = json.loads((tmp_path / "launch" / "deepspeed.json").read_text())
+    assert config["optimizer"]["type"] == "SGD"
+    assert config["data_types"] == {"grad_accum_dtype": "bf16"}
+    refused = of_script(fullbore, script, *few, "--emit", "torchtitan")
+    assert refused.status == 2 and "--optimizer sgd: torchtitan has adam here" in refused.err
+    script.write_text(SCRIPT)
+    for engine in ("torchtitan", "fullbore"):
+        refused = of_script(fullbore, script, *few, "--emit", engine)
+        assert refused.status == 2 and "--grad-reduce-in-bf16: " in refused.err
+        assert "or plan with --emit megatron" in refused.err
+
+
+def test_gradients_travel_as_a_script_says(fullbore, script, tmp_path):
+    """Beside the passes only where it says so; a file with nothing but a model leaves it open."""
+    few = ("--schedule", "interleaved", "--json", "--top", 1)
+    after = of_script(fullbore, script, *few, cluster="h100:4x2").json
+    typed = ("--overlap-grad-reduce", "--overlap-param-gather")
+    beside = of_script(fullbore, script, *few, *typed, cluster="h100:4x2").json
+    script.write_text(f"{SCRIPT} --overlap-grad-reduce --overlap-param-gather")
+    said = of_script(fullbore, script, *few, cluster="h100:4x2").json
+    assert after["plans"][0]["step_s"] > beside["plans"][0]["step_s"]
+    assert said["plans"][0]["step_s"] == beside["plans"][0]["step_s"]
+    model = re.sub(r"--(micro|global)-batch-size \d+", "", SCRIPT)
+    script.write_text(model)
+    alone = of_script(fullbore, script, *few, "--global-batch-size", 16, cluster="h100:4x2").json
+    assert not any("overlap" in flag for flag in alone["taken_from_model"])
+
+
 def test_what_is_typed_goes_before_a_script(fullbore, script):
     flags = ("-p", "any", "--tensor-model-parallel-size", "any", "--micro-batch-size", "1,4")
     flags += ("--schedule", "1f1b")
     made = of_script(fullbore, script, *flags, "--recompute-granularity", "none", "--json").json
-    assert made["taken_from_model"] == [*TAKEN[:2], *TAKEN[-2:]]
+    assert made["taken_from_model"] == [*TAKEN[:2], *TAKEN[-4:]]
     best = made["plans"][0]
     assert best["recompute"] == "none" and best["micro_batch_size"] in (1, 4)
     assert "--recompute-granularity none" in best["flags"]
@@ -251,7 +288,7 @@ MIXTURE = (
 OF_KERNELS = [
     *("--precision fp8_mx", "--moe-token-dispatcher-type flex"),
     *("--cuda-graph-impl transformer_engine", "--cuda-graph-modules attn,moe_router"),
-    "--moe-expert-capacity-factor",
+    *("--no-overlap-grad-reduce", "--no-overlap-param-gather", "--moe-expert-capacity-factor"),
 ]
 
 
@@ -260,15 +297,15 @@ def test_what_a_script_says_of_kernels_holds_unless_typed(fullbore, script, tmp_
     few = ("--schedule", "1f1b", "--recompute-granularity", "none", "--top", 1)
     made = of_script(fullbore, script, *few, "--json", cluster="b200:1x4").json
     assert made["precision"] == "fp8_mx"
-    assert made["taken_from_model"][-5:] == OF_KERNELS
+    assert made["taken_from_model"][-7:] == OF_KERNELS
     launch = ("--emit", "megatron", "--emit-folder", tmp_path / "launch")
     whole = of_script(
         *(fullbore, script, *few, *launch, "--cuda-graph-impl", "full_iteration"),
         *("--moe-token-dispatcher-type", "alltoall", "--bf16", "--json"),
         cluster="b200:1x4",
     ).json
-    assert whole["taken_from_model"][-1:] == OF_KERNELS[-1:]
-    assert not set(OF_KERNELS[:-1]) & set(whole["taken_from_model"])
+    assert whole["taken_from_model"][-3:] == OF_KERNELS[-3:]
+    assert not set(OF_KERNELS[:-3]) & set(whole["taken_from_model"])
     assert (whole["precision"], whole["step_parts"]["host_s"]) == ("bf16", 0.0)
     assert made["step_parts"]["host_s"] > 0.0
     launched = (tmp_path / "launch" / "megatron.sh").read_text()

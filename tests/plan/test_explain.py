@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from fullbore.cli.explain_document import document
+from fullbore.cli.explain_tables import report
 from fullbore.cost.hardware import Cluster
 from fullbore.cost.model import Recompute
 from fullbore.cost.model.script import flags_of
@@ -297,6 +301,23 @@ def test_a_device_without_the_precision_is_a_violation():
     assert found[message] == ["no --fp8-format"]
 
 
+def test_what_has_no_price_here_is_not_said_to_be_refused_by_megatron():
+    bare = job("no --bf16")
+    made = explain(bare.flags, Cluster.parse("h100:1x8"))
+    assert made.violations == () and not made.runs
+    (one,) = made.unpriced
+    assert one.broken.message.startswith("neither --bf16 nor --fp16: NVIDIA H100")
+    assert "may give fp32_tflop_per_s" in one.broken.message
+    assert [edit.text for edit in one.nearest] == ["--bf16", "--fp16"]
+    assert made.mend.text == "--bf16" and made.findings.winner.step_s > 0
+    told = report(made)
+    assert told.splitlines()[2] == "legal: Megatron-LM refuses none of these flags"
+    assert "not priced here: neither --bf16" in told and "figures below are with --bf16" in told
+    assert document(made)["legal"] and document(made)["not_priced"][0]["rule"] == "peak"
+    device = bare.cluster.device.model_copy(update={"fp32_tflop_per_s": 60.0})
+    assert explain(bare.flags, replace(bare.cluster, device=device)).runs
+
+
 def test_a_stage_without_layers_has_nothing():
     flags = ("--pipeline-model-parallel-layout 'Ettttttt|ttttt||L'", f"{T} 1")
     one = explain(job(*flags).flags, Cluster.parse("h100:1x8"))
@@ -406,6 +427,20 @@ def test_the_optimizers_types_count():
     )
     assert (small.gradient, small.main_weight, small.moments) == (2, 2, 3)
     assert precision_of(job("no --bf16")).name == "fp32"
+    assert precision_of(job("--optimizer sgd")).moments == 4
+    (told,) = notes_of(job("--optimizer muon")).unpriced
+    assert "--optimizer muon: its states and its time are taken to be Adam's" in told
+
+
+def test_weights_are_gathered_beside_the_forward_where_the_flags_say_so():
+    reduced = job("--overlap-grad-reduce", cluster="h100:4x2")
+    both = reduced.changed(setting("overlap_param_gather"))
+    steps = [Desk(None).evaluate(one).step_s for one in (job(cluster="h100:4x2"), reduced, both)]
+    assert steps[0] > steps[1] > steps[2]
+    told = [edit.text for edit in moves(reduced)]
+    assert "--overlap-param-gather" in told and "--overlap-grad-reduce" not in told
+    both = setting("overlap_grad_reduce") + setting("overlap_param_gather")
+    assert both in list(moves(job()))
 
 
 def test_flags_without_effect_are_named():

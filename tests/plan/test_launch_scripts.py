@@ -57,6 +57,12 @@ FULL = Recompute(granularity="full")
          {"config": {"tie_word_embeddings": True}}),
         ("torchtitan", "torchtitan places stages in turn or in one V; plan with 2",
          {"schedule": "hanayo", "virtual_stages": 4}),
+        ("torchtitan", "keeps main weights and moments in 32 bits; leave it out of the script, or",
+         {"asked": {"precision": replace(Precision.named("bf16"), moments=4.0)}}),
+        ("fullbore", "--optimizer sgd: Fullbore's engine has adam here",
+         {"asked": {"optimizer": "sgd"}}),
+        ("deepspeed", "--optimizer muon: DeepSpeed has adam and sgd here",
+         {"asked": {"optimizer": "muon"}}),
         ("fullbore", "does not train in fp16: plan with --precision bf16 or fp32",
          {"asked": {"precision": Precision.named("fp16")}}),
         ("fullbore", "the nearest legal", {"schedule": "interleaved", "virtual_stages": 2,
@@ -225,6 +231,15 @@ def test_deepspeed_reads_its_configuration(precision, distributed, monkeypatch, 
     assert read.zero_optimization_stage == int(distributed)
     assert read.bfloat16_config.enabled == (precision == "bf16")
     assert read.pipeline["stages"] == 2
+    summed = "fp32" if precision == "bf16" and distributed else None
+    assert (read.optimizer_name, read.grad_accum_dtype) == ("adamw", summed)
+    if precision == "bf16" and distributed:
+        small = replace(asked["precision"], gradient=2.0, moments=4.0)
+        launch = deepspeed_launch(job(asked={"precision": small, "optimizer": "sgd"}))
+        folder = write_files(tmp_path / "sgd", launch.files)
+        read = config.DeepSpeedConfig(str(folder / "deepspeed.json"), mpu=replicas)
+        assert (read.optimizer_name, read.grad_accum_dtype) == ("SGD", "bf16")
+        assert read.zero_allow_untested_optimizer
 
 
 # -- torchtitan -----------------------------------------------------------------------------------
@@ -311,3 +326,4 @@ def test_torchtitan_reads_its_configuration(schedule, tmp_path):
     assert read.parallelism.module_fqns_per_model_part == modules(made.choice)
     assert read.training.global_batch_size == 16 and read.training.local_batch_size == 8
     assert read.activation_checkpoint.mode == "full" and read.checkpoint.enable
+    assert read.optimizer.name == "AdamW"

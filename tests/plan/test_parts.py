@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from itertools import pairwise
+from random import Random
 
 import numpy as np
 import pytest
 from planning import ask
 
-from fullbore.cost.model import Recompute, Split
+from fullbore.cost.hardware import Capture, Overlap, Roofline
+from fullbore.cost.model import Precision, Recompute, Split
 from fullbore.cost.model.layer import pieces
 from fullbore.cost.model.totals import parameters
 from fullbore.plan import Evaluator, plan
 from fullbore.plan.findings import findings_of
-from fullbore.plan.prices import Row
+from fullbore.plan.parts import parts_of
+from fullbore.plan.prices import Row, layout_of
 from fullbore.plan.space import choices, spreads
 from fullbore.sim import memory_curves, simulate
 from fullbore.timeline import summarize
@@ -42,6 +46,95 @@ def test_the_parts_of_a_step_add_up_to_it(findings):
     assert sum(asdict(findings.parts).values()) == pytest.approx(findings.winner.step_s)
     positive = {k: v for k, v in asdict(findings.parts).items() if k != "imbalance_s"}
     assert min(positive.values()) >= -1e-12
+
+
+MIXTURE = {
+    "model_type": "mixtral",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 1024,
+}
+AGAIN = (
+    Recompute(),
+    Recompute(granularity="selective"),
+    Recompute(granularity="selective", modules=("layernorm", "moe")),
+    Recompute(granularity="full"),
+    Recompute(granularity="full", layers=2),
+)
+
+
+def test_every_second_of_random_choices_is_in_one_part():
+    """What is made again is told with its messages and its waits, and these nowhere else."""
+    random, shared = Random(20), 0
+    for _ in range(60):
+        evaluator, choice = _drawn(random)
+        parts, step = parts_of(evaluator, choice), evaluator.step(choice)
+        assert sum(asdict(parts).values()) == pytest.approx(step.total_s, rel=1e-9, abs=0)
+        told = [parts.compute_s, parts.exposed_s, parts.host_s, parts.recompute_s]
+        assert told == pytest.approx(_seconds(evaluator, choice), rel=1e-9, abs=1e-15)
+        shared += parts.exposed_s > 0 and parts.recompute_s > 0
+    assert shared > 10
+
+
+def _drawn(random):
+    """An evaluator and a choice of its, with layers."""
+    mixed, tensor = random.random() < 0.5, random.choice((1, 2))
+    question = ask(
+        cluster=random.choice(("h100:1x8", "h100:4x2", "b200:1x8")),
+        config=MIXTURE if mixed else {"tie_word_embeddings": random.random() < 0.5},
+        tensor=(tensor,),
+        expert=(random.choice((1, 2)) if mixed else 1,),
+        expert_tensor=1 if mixed else None,
+        precision=Precision.named(random.choice(("bf16", "fp8"))),
+        overlap=Overlap(forward=random.random() < 0.5, expert=random.random() < 0.5),
+        capture=Capture(implementation=random.choice(("none", "full_iteration"))),
+        overlap_gradients=random.random() < 0.5,
+        recompute=(random.choice(AGAIN[:2] + AGAIN[3:] if not mixed else AGAIN),),
+        pipeline=(random.choice((1, 2, 4)),),
+    )
+    evaluator = Evaluator(question)
+    choice = random.choice(list(choices(question, random.choice(spreads(question)))))
+    again = replace(choice, recompute=question.fixed.recompute[0])
+    return evaluator, evaluator.with_layers(again)
+
+
+def _seconds(evaluator, choice):
+    """Of the average rank: products, attention and traffic; messages; waits; all of what is made
+    again. Piece by piece, apart from what the planner sums."""
+    question, spread, again = evaluator.question, choice.spread, choice.recompute
+    roofline = Roofline(
+        layout=layout_of(question, spread),
+        precision=question.precision,
+        kernels=question.kernels,
+        overlap=question.overlap,
+        capture=question.capture,
+    )
+    plain, made = (
+        pieces(
+            question.shape,
+            spread.split,
+            sequence=question.sequence,
+            microbatch=spread.microbatch_size,
+            recompute=what,
+            precision=question.precision,
+            causal=True,
+            kernels=question.kernels,
+        )
+        for what in (Recompute(), replace(again, layers=None))
+    )
+    first = {
+        at
+        for start, end in pairwise(np.cumsum([1, *choice.layers]).tolist())
+        for at in range(start, min(end, start + (again.layers or end)))
+    }
+    total = np.zeros(4)
+    for at, pair in enumerate(zip(plain, made, strict=True)):
+        priced = roofline.priced(pair[again.layers is None or at in first])
+        for one in (priced.forward, priced.input_grad, priced.weight_grad):
+            computed = one.products_s + one.attention_s + one.traffic_s
+            total += computed, one.exposed_s, one.waited_s, 0.0
+        total[3] += priced.recompute.total_s
+    return total * spread.microbatches / spread.pipeline
 
 
 def test_what_waiting_for_the_slow_costs_is_a_share_of_the_pipeline(findings):

@@ -31,6 +31,7 @@ def document(made: Explanation) -> dict[str, object]:
         "legal": not made.violations,
         "runs": made.runs,
         "violations": [_violation(one) for one in made.violations],
+        "not_priced": [_violation(one) for one in made.unpriced],
         "mended": None if made.mend is None else _edit(made.mend),
         **_figures(made),
         "best_change": None if advice is None or advice.best is None else _change(advice.best),

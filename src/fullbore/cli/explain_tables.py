@@ -54,16 +54,17 @@ def report(made: Explanation) -> str:
 def _violations(made: Explanation) -> Iterator[str]:
     if made.findings is not None:
         yield headline(made.findings.plan.question)
-    number = len(made.violations)
-    if not number:
-        yield "legal: Megatron-LM refuses none of these flags"
-        return
-    lines = [f"illegal: Megatron-LM refuses these flags for {counted(number, 'reason')}"]
+    number, lines = len(made.violations), ["legal: Megatron-LM refuses none of these flags"]
+    if number:
+        lines = [f"illegal: Megatron-LM refuses these flags for {counted(number, 'reason')}"]
     for place, violation in enumerate(made.violations, start=1):
         lines += _violation(place, violation)
+    for violation in made.unpriced:
+        lines.append(_filled("not priced here: ", violation.broken.message))
+        lines.append(_filled("priced are: ", legal_text(violation.nearest) or "none found"))
     if made.mend is None:
         lines.append("no figures: nothing was found that mends all of it")
-    else:
+    elif made.mend.changes:
         lines.append(_filled("figures below are with ", made.mend.text))
     yield "\n".join(lines)
 

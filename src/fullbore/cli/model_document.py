@@ -23,7 +23,7 @@ def document(setting: Setting) -> dict[str, object]:
         "vocab": setting.shape.vocab,
         "parameters": whole.parameters,
         "active_parameters": setting.active_parameters,
-        "mtp_layers_not_counted": setting.shape.mtp_layers,
+        "mtp_layers_not_counted": 0 if setting.shape.mtp_counted else setting.shape.mtp_layers,
         "conventions": _conventions(setting),
         "forward_flops_per_token": whole.forward_flops / setting.tokens,
         "model_flops_per_token": whole.model_flops / setting.tokens,

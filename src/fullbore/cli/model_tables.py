@@ -84,7 +84,7 @@ def conventions(setting: Setting) -> list[str]:
         f"FLOPs: 2 a multiply-add, products only; attention "
         f"{'without the half that the mask hides' if setting.causal else 'counted whole'}",
     ]
-    if setting.shape.mtp_layers:
+    if setting.shape.mtp_layers and not setting.shape.mtp_counted:
         layers = counted(setting.shape.mtp_layers, "layer")
         lines.append(f"not counted: multi-token prediction, {layers} of the configuration")
     return lines

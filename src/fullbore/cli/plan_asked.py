@@ -40,6 +40,7 @@ class Asked:
     causal: bool
     overlap_messages: bool | None
     overlap_gradients: bool | None
+    overlap_parameters: bool | None
     overlap_tensor: bool | None
     overlap_experts: bool | None
     dispatcher: str | None

@@ -91,6 +91,8 @@ def _question(said: Said, cluster: Cluster, shape: ModelShape) -> Question:
         memory_limit_bytes=memory_limit(asked.memory_limit),
         overlap_messages=asked.overlap_messages is not False,
         overlap_gradients=asked.overlap_gradients is not False,
+        overlap_parameters=asked.overlap_parameters is not False,
+        optimizer=said.optimizer,
         causal=asked.causal,
         borrowed=said.borrowed,
     )

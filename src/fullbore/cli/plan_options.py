@@ -12,6 +12,7 @@ __all__ = [
     "OverlapExperts",
     "OverlapGradients",
     "OverlapMessages",
+    "OverlapParameters",
     "OverlapTensor",
     "SearchIterations",
     "SearchTime",
@@ -50,6 +51,15 @@ OverlapGradients = Annotated[
         _MODEL,
         "--overlap-grad-reduce/--no-overlap-grad-reduce",
         help="Whether gradients are summed over replicas beside the last backward.",
+    ),
+]
+OverlapParameters = Annotated[
+    bool | None,
+    option(
+        _MODEL,
+        "--overlap-param-gather/--no-overlap-param-gather",
+        help="Whether weights that replicas share out are gathered beside the first forward; only "
+        "with --overlap-grad-reduce.",
     ),
 ]
 OverlapTensor = Annotated[

@@ -45,6 +45,7 @@ _SPLITS = (
 _CHUNKS = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 _GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
 _TYPES = (
+    "optimizer",
     "grad_reduce_in_bf16",
     "use_precision_aware_optimizer",
     "main_grads_dtype",
@@ -52,6 +53,9 @@ _TYPES = (
     "exp_avg_dtype",
     "exp_avg_sq_dtype",
 )
+# What says that a script starts a run, and what of a run Megatron-LM does only where it is told to.
+_RUNS = ("micro_batch_size", "global_batch_size")
+_BESIDE = {"overlap_gradients": "overlap_grad_reduce", "overlap_parameters": "overlap_param_gather"}
 # Of the model, and `fullbore plan` has no option for it.
 _UNTYPED = ("moe_expert_capacity_factor",)
 
@@ -61,12 +65,13 @@ class Said:
     """What was typed, with what a script says where nothing was.
 
     borrowed: the flags that were, as they are typed for `fullbore plan`. precision: with the
-    optimizer's types. dropless: as in `Kernels`.
+    optimizer's types. optimizer: its name. dropless: as in `Kernels`.
     """
 
     asked: Asked
     borrowed: Borrowed
     precision: Precision
+    optimizer: str = "adam"
     dropless: bool = True
 
 
@@ -89,6 +94,7 @@ def said_by(job: Job, asked: Asked) -> Said:
             said=frozenset(told.partition(" ")[0] for _, _, told in _all(job, given, asked)),
         ),
         precision=optimizer_types(job, Precision.named(filled.precision or "bf16")),
+        optimizer=job.word("optimizer") or "adam",
         dropless=given.dropless,
     )
 
@@ -183,9 +189,20 @@ def _switches(job: Job) -> Iterator[_Value]:
         yield "distributed", True, "--use-distributed-optimizer"
     if job.has("no_overlap_p2p_communication"):
         yield "overlap_messages", False, "--no-overlap-p2p-communication"
-    if job.has("overlap_grad_reduce"):
-        yield "overlap_gradients", True, "--overlap-grad-reduce"
+    yield from _overlaps(job)
     if job.has("tp_comm_overlap"):
         yield "overlap_tensor", True, "--tp-comm-overlap"
     if job.has("overlap_moe_expert_parallel_comm"):
         yield "overlap_experts", True, "--overlap-moe-expert-parallel-comm"
+
+
+def _overlaps(job: Job) -> Iterator[_Value]:
+    """Beside the passes where the script says so, after them where it says nothing, as it would be.
+
+    A file with nothing but a model leaves it open.
+    """
+    if not any(job.has(name) for name in _RUNS):
+        return
+    for field, name in _BESIDE.items():
+        is_there = job.has(name)
+        yield field, is_there, flag(name if is_there else f"no_{name}")

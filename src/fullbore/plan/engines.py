@@ -21,6 +21,7 @@ from fullbore.cost.model import Recompute
 from fullbore.errors import ConfigError
 from fullbore.megatron import choose_schedule
 from fullbore.plan.choice import Choice, Spread
+from fullbore.plan.engine_states import adam_in_32_bits, adam_or_sgd_in_32_bits, any_optimizer
 from fullbore.schedules import FAMILIES
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class Engine:
     our names. from_file: whether it also runs what a search found, from a file. sizes: which of
     tensor, context and expert parallelism it has. precisions: by name. recompute: of none,
     selective, full and some (the first N layers of each stage). numbers, spreads: what else it
-    asks of a schedule's numbers, and of a spread; they raise ConfigError.
+    asks of a schedule's numbers, and of a spread; states: of the optimizer, given the title too.
+    They raise ConfigError.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Engine:
     recompute: tuple[str, ...]
     numbers: Callable[[Choice], None]
     spreads: Callable[[Question, Spread], None]
+    states: Callable[[str, Question], None]
 
 
 def engine_of(name: str) -> Engine:
@@ -92,12 +95,13 @@ def refusal(question: Question, choice: Choice) -> str | None:
 
 
 def check_spread(engine: Engine, question: Question, spread: Spread) -> None:
-    """Raise ConfigError unless the engine knows the precision and the sizes of a spread."""
+    """Raise ConfigError unless the engine knows precision, optimizer and the sizes of a spread."""
     if question.precision.name not in engine.precisions:
         raise ConfigError(
             f"{engine.title} does not train in {question.precision.name}: plan with --precision "
             f"{' or '.join(engine.precisions)}"
         )
+    engine.states(engine.title, question)
     for name, (flag, what) in _SIZES.items():
         size = getattr(spread, name)
         if size > 1 and name not in engine.sizes:
@@ -214,6 +218,7 @@ ENGINES: tuple[Engine, ...] = (
         recompute=("none", "full", "some"),
         numbers=_megatron_numbers,
         spreads=_nothing_of_spreads,
+        states=adam_in_32_bits,
     ),
     Engine(
         name="megatron",
@@ -225,6 +230,7 @@ ENGINES: tuple[Engine, ...] = (
         recompute=("none", "selective", "full", "some"),
         numbers=_megatron_numbers,
         spreads=_nothing_of_spreads,
+        states=any_optimizer,
     ),
     Engine(
         name="deepspeed",
@@ -236,6 +242,7 @@ ENGINES: tuple[Engine, ...] = (
         recompute=("none", "full"),
         numbers=_nothing_of_numbers,
         spreads=_nothing_of_spreads,
+        states=adam_or_sgd_in_32_bits,
     ),
     Engine(
         name="torchtitan",
@@ -247,5 +254,6 @@ ENGINES: tuple[Engine, ...] = (
         recompute=("none", "full"),
         numbers=_torchtitan_numbers,
         spreads=_torchtitan_spreads,
+        states=adam_in_32_bits,
     ),
 )

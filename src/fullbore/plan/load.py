@@ -71,7 +71,8 @@ def load_of(
     sent_s, gathered_s = _messages(question, spread, layout, dense, expert)
     if question.overlap_gradients:
         sent_s = np.maximum(sent_s - backward_s, 0.0)
-        gathered_s = np.maximum(gathered_s - forward_s, 0.0)
+        if question.overlap_parameters:
+            gathered_s = np.maximum(gathered_s - forward_s, 0.0)
     return Load(
         sums=sums,
         home=home,

@@ -29,9 +29,10 @@ __all__ = ["Idle", "Parts", "idle_of", "parts_of"]
 class Parts:
     """Seconds that add up to a step.
 
-    compute_s: of the average rank, without the next two. recompute_s: what is made again.
-    exposed_s: messages within stages (tensor, context, expert parallel) that nothing hides.
-    host_s: by how much the host is behind where it starts kernels more slowly than they run.
+    compute_s: of the average rank, without the next three. recompute_s: what is made again, with
+    its messages and its waits for the host. Of the rest exposed_s: messages within stages (tensor,
+    context, expert parallel) that nothing hides; host_s: by how much the host is behind where it
+    starts kernels more slowly than they run.
     bubble_s, imbalance_s, communication_s: see above; imbalance may be below 0 where unequal stages
     suit the order. reduction_s, optimizer_s, lost_s: as in `Step`.
     """

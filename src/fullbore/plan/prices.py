@@ -25,13 +25,15 @@ __all__ = ["Prices", "Row", "StageSums", "layout_of", "message_bytes", "prices_o
 Floats = npt.NDArray[np.float64]
 
 _FULL = Recompute(granularity="full")
+_LOGITS, _LAST, _LOGITS_GRAD = "logits", ("final norm", "targets"), "logits output gradient"
 
 
 class Row(IntEnum):
     """What an item has: seconds, bytes and parameters, for one microbatch on one rank.
 
-    I includes RECOMPUTE_S; F, I and W include EXPOSED_S, messages within the stage that nothing
-    hides, and HOST_S, by how much the host is behind. KEPT is held from F to the backward, HELD
+    I includes RECOMPUTE_S, all of what is made again, with its messages and its waits for the host.
+    Of the rest F, I and W include EXPOSED_S, messages within the stage that nothing hides, and
+    HOST_S, by how much the host is behind. KEPT is held from F to the backward, HELD
     between I and W. LOGITS is the part of KEPT that the loss keeps, SCRATCH what exists only while
     the backward of an item runs, LOGITS_SCRATCH the part of it that is the logits' gradient. TIED:
     parameters that are the embedding's again.
@@ -202,9 +204,8 @@ def _rows(plain: Sequence[Piece], made: Sequence[Piece], roofline: Roofline) -> 
 
 def _column(plain: Piece, piece: Piece, priced: Priced) -> Floats:
     is_head = piece.kind == "head"
-    actions = priced.forward, priced.input_grad, priced.weight_grad, priced.recompute
-    inputs = plain.kept_until_weight_bytes
-    gradient = plain.held_bytes - inputs if is_head else 0.0
+    actions = priced.forward, priced.input_grad, priced.weight_grad
+    gradient = sum(one.bytes for one in plain.held if one.name == _LOGITS_GRAD) if is_head else 0.0
     values = {
         Row.F: priced.forward_s,
         Row.I: priced.input_grad_s,
@@ -213,12 +214,21 @@ def _column(plain: Piece, piece: Piece, priced: Priced) -> Floats:
         Row.EXPOSED_S: sum(action.exposed_s for action in actions),
         Row.KEPT: piece.kept_bytes,
         Row.HELD: piece.held_bytes,
-        Row.LOGITS: plain.kept_bytes - inputs if is_head else 0.0,
+        Row.LOGITS: _of_loss(plain) if is_head else 0.0,
         Row.DENSE: sum(weights.count for weights in piece.weights if weights.group == "dense"),
         Row.EXPERT: sum(weights.count for weights in piece.weights if weights.group == "expert"),
         Row.TIED: sum(weights.count for weights in piece.weights if weights.tied),
         Row.SCRATCH: piece.rebuilt_bytes + gradient,
         Row.LOGITS_SCRATCH: gradient,
-        Row.HOST_S: sum(action.waited_s for action in actions[:-1]),
+        Row.HOST_S: sum(action.waited_s for action in actions),
     }
     return np.array([float(values[row]) for row in Row])
+
+
+def _of_loss(head: Piece) -> float:
+    """What the loss keeps, and the norm before it; not what a further layer keeps beside them."""
+    return sum(
+        one.bytes
+        for one in head.kept
+        if one.until == "I" and (_LOGITS in one.name or one.name.startswith(_LAST))
+    )

@@ -70,8 +70,10 @@ class Question:
     global_batch: sequences a step. sequence: tokens of one. capture: what CUDA graphs replay.
     memory_limit_bytes: of a device, all of its memory where None. overlap_messages: whether ranks
     compute while messages between stages travel. overlap_gradients: whether gradients are summed
-    beside the backward. causal: whether model FLOPs leave out the half of attention that the mask
-    hides. borrowed: where some of it came from; for printing.
+    beside the backward; overlap_parameters: whether weights that replicas share out are gathered
+    beside the forward then, too (Megatron-LM does not do this without that). optimizer: by its name
+    in Megatron-LM. causal: whether model FLOPs leave out the half of attention that the mask hides.
+    borrowed: where some of it came from; for printing.
     """
 
     shape: ModelShape
@@ -87,6 +89,8 @@ class Question:
     memory_limit_bytes: float | None = None
     overlap_messages: bool = True
     overlap_gradients: bool = True
+    overlap_parameters: bool = True
+    optimizer: str = "adam"
     causal: bool = True
     borrowed: Borrowed = field(default_factory=Borrowed)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from priced import CONFIGS, example, priced
 
@@ -48,10 +50,27 @@ def test_llama_in_flags_is_llama_in_a_configuration():
 
 
 def test_deepseek_in_flags_is_deepseek_in_a_configuration():
-    shape = shape_of_flags(flags_of(DEEPSEEK))
+    shape, told = shape_of_flags(flags_of(DEEPSEEK)), example("deepseek-v3")
     assert isinstance(shape.layers[0].attention, LatentAttention)
-    assert parameters(priced(shape)) == parameters(priced(example("deepseek-v3")))
-    assert shape.mtp_layers == shape_of(example("deepseek-v3")).mtp_layers
+    plain = priced(replace(shape, mtp_counted=False))
+    assert parameters(plain) == parameters(priced(told))
+    assert shape.mtp_layers == shape_of(told).mtp_layers
+
+
+def test_a_layer_of_multi_token_prediction_is_with_the_head():
+    """One more layer, two norms before a product [2h, h], a norm, and the head's work again."""
+    shape = shape_of_flags(flags_of(DEEPSEEK))
+    made, plain = priced(shape), priced(replace(shape, mtp_counted=False))
+    assert made[:-1] == plain[:-1]
+    h, (last, layer), head = shape.hidden, plain[-2:][::-1], made[-1]
+    joins = 2 * h * h
+    assert parameters(made) - parameters(plain) == layer.parameters + joins + 3 * h
+    tied = sum(one.count for one in head.weights if one.tied)
+    assert tied == last.parameters - h  # an embedding of its own, as large as the logits
+    joined = 2 * 4096 * joins
+    assert head.forward_flops == 2 * last.forward_flops + layer.forward_flops + joined
+    kept = 2 * last.kept_bytes + layer.kept_bytes
+    assert head.kept_bytes == pytest.approx(kept, rel=0.2) and head.kept_bytes > kept
 
 
 def test_gpt3_as_a_script():

@@ -155,7 +155,9 @@ class Device(BaseModel):
         peak = self.peaks.get("fp8" if precision.startswith("fp8") else precision)
         if peak is None:
             having = ", ".join(name for name, value in self.peaks.items() if value is not None)
-            raise ConfigError(f"{self.title} has no {precision} peak; it has {having}")
+            own = f" (a cluster file of your own may give {precision}_tflop_per_s)"
+            own = "" if precision.startswith("fp8") else own
+            raise ConfigError(f"{self.title} has no {precision} peak; it has {having}{own}")
         return peak * _TERA
 
     @property

@@ -10,12 +10,13 @@ from fullbore.cost.model.attention import attention
 from fullbore.cost.model.ends import embedding, head
 from fullbore.cost.model.experts import experts
 from fullbore.cost.model.frame import Frame, Part, again_with, keeping, within
+from fullbore.cost.model.further import around_further_layer
 from fullbore.cost.model.latent import latent_attention
 from fullbore.cost.model.launches import launches
 from fullbore.cost.model.legal import check
 from fullbore.cost.model.mlp import mlp
 from fullbore.cost.model.norms import norm, residual
-from fullbore.cost.model.piece import Collective, Kept, Kind, Module, Piece, Traffic
+from fullbore.cost.model.piece import Collective, Kept, Kind, Module, Piece, Traffic, joined
 from fullbore.cost.model.shape import Attention, LayerShape, Mlp, ModelShape, Norm
 from fullbore.cost.model.split import Kernels, Precision, Recompute, Split
 
@@ -55,6 +56,8 @@ def pieces(
     )
     ends = embedding(frame, shape), head(frame, shape)
     first, last = (_assemble(frame, parts, Recompute()) for parts in ends)
+    if shape.mtp_counted:
+        last = joined(last, *_further(frame, shape, recompute) * shape.mtp_layers)
     return (
         replace(first, kind="embedding"),
         *_layers(frame, shape, recompute),
@@ -70,6 +73,18 @@ def _layers(frame: Frame, shape: ModelShape, recompute: Recompute) -> Iterable[P
         if (layer, what) not in priced:
             priced[layer, what] = _assemble(frame, _steps(frame, layer, shape.norm), what)
         yield replace(priced[layer, what], index=index)
+
+
+def _further(frame: Frame, shape: ModelShape, recompute: Recompute) -> tuple[Piece, Piece]:
+    """A layer that predicts a further token, made like the last one, and what surrounds it.
+
+    Where only the first layers of a stage are made again, it is not among them.
+    """
+    what = recompute if recompute.layers is None else Recompute()
+    return (
+        _assemble(frame, around_further_layer(frame, shape), Recompute()),
+        _assemble(frame, _steps(frame, shape.layers[-1], shape.norm), what),
+    )
 
 
 def _steps(frame: Frame, layer: LayerShape, kind: Norm) -> tuple[Part, ...]:

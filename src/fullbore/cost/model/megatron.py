@@ -158,6 +158,7 @@ def shape_of_flags(flags: Flags) -> ModelShape:
         hidden_dropout=read.share("hidden_dropout", 0.1),
         attention_dropout=read.share("attention_dropout", 0.1),
         mtp_layers=read.optional("mtp_num_layers") or 0,
+        mtp_counted=True,
     )
 
 

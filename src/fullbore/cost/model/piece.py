@@ -8,8 +8,9 @@ tensor-, context- and expert-parallel groups and for one microbatch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal, TypeVar, get_args
 
 __all__ = [
     "MODULES",
@@ -23,7 +24,10 @@ __all__ = [
     "Product",
     "Traffic",
     "Weights",
+    "joined",
 ]
+
+_T = TypeVar("_T")
 
 Kind = Literal["embedding", "layer", "head"]
 
@@ -242,6 +246,26 @@ class Piece:
     def rebuilt_bytes(self) -> float:
         """Bytes that recomputation makes again while the backward runs."""
         return _bytes(self.rebuilt)
+
+
+def joined(first: Piece, *others: Piece) -> Piece:
+    """The first piece with all that others have."""
+    every = (first, *others)
+    return replace(
+        first,
+        products=_all(one.products for one in every),
+        kept=_all(one.kept for one in every),
+        held=_all(one.held for one in every),
+        rebuilt=_all(one.rebuilt for one in every),
+        weights=_all(one.weights for one in every),
+        traffic=_all(one.traffic for one in every),
+        collectives=_all(one.collectives for one in every),
+        launches=_all(one.launches for one in every),
+    )
+
+
+def _all(parts: Iterable[tuple[_T, ...]]) -> tuple[_T, ...]:
+    return tuple(chain.from_iterable(parts))
 
 
 def _bytes(tensors: Iterable[Kept]) -> float:

@@ -176,8 +176,9 @@ class ModelShape:
     unused_positions: of them, rows in front that no token takes.
     norm: of the layers and the end; embedding_norm: whether one stands behind the embedding.
     hidden_dropout, attention_dropout: probabilities. mtp_layers: layers of a multi-token
-    prediction that the configuration asks for; they are not part of any count here. unfused: how
-    its modules keep tensors where nothing is fused.
+    prediction; mtp_counted: whether they are part of what is counted, with the head, as Megatron-LM
+    trains them (transformers leaves them out). unfused: how its modules keep tensors where nothing
+    is fused.
     """
 
     name: str
@@ -194,6 +195,7 @@ class ModelShape:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     mtp_layers: int = 0
+    mtp_counted: bool = False
     unfused: Unfused = field(default_factory=Unfused)
 
     @property

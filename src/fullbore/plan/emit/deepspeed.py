@@ -15,6 +15,13 @@ from fullbore.plan.engines import check, engine_of
 
 __all__ = ["deepspeed_config", "deepspeed_launch", "stage_starts"]
 
+# By Megatron-LM's names; what they are given is a place to start from.
+_OPTIMIZERS = {
+    "adam": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "sgd": {"type": "SGD", "params": {"lr": 1e-4, "momentum": 0.9}},
+}
+_IN_16_BITS = 2.0
+
 
 def deepspeed_launch(job: Job) -> Launch:
     """The script, the configuration, and a module with the stages.
@@ -45,13 +52,16 @@ def deepspeed_config(job: Job) -> dict[str, object]:
             "activation_checkpoint_interval": int(job.choice.recompute.granularity == "full"),
         },
         "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "optimizer": _OPTIMIZERS[job.question.optimizer],
     }
+    if job.question.optimizer == "sgd" and spread.distributed:
+        config["zero_allow_untested_optimizer"] = True  # it knows Adam's kind alone
     if precision == "fp32":
         return config
     config[precision] = {"enabled": True}
     if precision == "bf16" and spread.distributed:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
+        summed = "bf16" if job.question.precision.gradient == _IN_16_BITS else "fp32"
+        config["data_types"] = {"grad_accum_dtype": summed}
     return config
 
 

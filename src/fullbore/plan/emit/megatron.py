@@ -76,7 +76,7 @@ def megatron_arguments(question: Question, choice: Choice) -> list[str]:
         f"--micro-batch-size {spread.microbatch_size}",
         f"--global-batch-size {question.global_batch}",
         f"--seq-length {question.sequence}",
-        *_stages(choice),
+        *_stages(question, choice),
         *_recompute(choice),
         *_switches(question, choice),
         *question.borrowed.optimizer,
@@ -84,11 +84,11 @@ def megatron_arguments(question: Question, choice: Choice) -> list[str]:
     return told
 
 
-def layout(layers: Sequence[int]) -> str:
-    """Layers of stages in Megatron's notation."""
+def layout(layers: Sequence[int], further: int = 0) -> str:
+    """Layers of stages in Megatron's notation; further: layers of multi-token prediction."""
     last = len(layers) - 1
     stages = [
-        ("E" if at == 0 else "") + "t" * number + ("L" if at == last else "")
+        ("E" if at == 0 else "") + "t" * number + ("m" * further + "L" if at == last else "")
         for at, number in enumerate(layers)
     ]
     told = []
@@ -108,12 +108,13 @@ def _experts(choice: Choice) -> list[str]:
     ]
 
 
-def _stages(choice: Choice) -> list[str]:
+def _stages(question: Question, choice: Choice) -> list[str]:
     """Virtual stages: their number where they are equal, else the layout, which says it too."""
     assert choice.layers is not None
     told = []
     if len(set(choice.layers)) > 1:
-        told.append(f"--pipeline-model-parallel-layout '{layout(choice.layers)}'")
+        further = question.shape.mtp_layers if question.shape.mtp_counted else 0
+        told.append(f"--pipeline-model-parallel-layout '{layout(choice.layers, further)}'")
     elif choice.virtual_stages > 1:
         told.append(f"--num-virtual-stages-per-pipeline-rank {choice.virtual_stages}")
     if choice.group is not None:
@@ -141,7 +142,9 @@ def _switches(question: Question, choice: Choice) -> list[str]:
         "--sequence-parallel": spread.sequence_parallel,
         "--use-distributed-optimizer": spread.distributed,
         "--overlap-grad-reduce": question.overlap_gradients and spread.data * spread.context > 1,
-        "--overlap-param-gather": question.overlap_gradients and spread.distributed,
+        "--overlap-param-gather": question.overlap_gradients
+        and question.overlap_parameters
+        and spread.distributed,
         "--tp-comm-overlap": question.overlap.forward and spread.tensor > 1,
         "--overlap-moe-expert-parallel-comm": question.overlap.expert and spread.expert > 1,
         f"--moe-token-dispatcher-type {question.kernels.dispatcher}": spread.expert > 1,

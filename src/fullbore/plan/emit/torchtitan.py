@@ -67,6 +67,7 @@ def torchtitan_config(job: Job) -> dict[str, Table]:
     return {
         "job": {"description": f"{question.shape.name}, as fullbore plan has it"},
         "model": {"name": name, "flavor": flavor},
+        "optimizer": {"name": "AdamW"},
         "training": training,
         "parallelism": {**_parallelism(job), **(_pipeline(job) if is_pipeline else {})},
         "activation_checkpoint": {"mode": job.choice.recompute.granularity},

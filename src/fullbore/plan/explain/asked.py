@@ -45,6 +45,8 @@ def question_of(job: Job, *, memory_limit_bytes: float | None = None) -> Questio
         memory_limit_bytes=memory_limit_bytes,
         overlap_messages=job.interleaved and not job.has("no_overlap_p2p_communication"),
         overlap_gradients=job.has("overlap_grad_reduce"),
+        overlap_parameters=job.has("overlap_param_gather"),
+        optimizer=job.word("optimizer") or "adam",
     )
 
 
@@ -67,7 +69,13 @@ def precision_of(job: Job) -> Precision:
 
 
 def optimizer_types(job: Job, made: Precision) -> Precision:
-    """A precision with the types of gradients and of the optimizer's states that flags name."""
+    """A precision with the types of gradients and of the optimizer's states that flags name.
+
+    SGD has the first moment alone; Muon is taken to have Adam's two.
+    """
+    only_one = job.word("optimizer") == "sgd"
+    if only_one:
+        made = replace(made, moments=made.moments / 2)
     if job.has("grad_reduce_in_bf16"):
         made = replace(made, gradient=2.0)
     if not job.has("use_precision_aware_optimizer"):
@@ -78,7 +86,7 @@ def optimizer_types(job: Job, made: Precision) -> Precision:
         made,
         gradient=made.gradient if gradient is None else _BYTES[gradient],
         main_weight=made.main_weight if main is None else _BYTES[main],
-        moments=_BYTES[first] + _BYTES[second],
+        moments=_BYTES[first] + (0.0 if only_one else _BYTES[second]),
     )
 
 

@@ -12,11 +12,14 @@ _FLAG = re.compile(r"--[a-z][a-z0-9-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """message: what is wrong, naming flags. also: further flags (with underscores) that matter."""
+    """message: what is wrong, naming flags. also: further flags (with underscores) that matter.
+    is_ours: whether Megatron-LM would run it, and there is only no price for it here.
+    """
 
     rule: str
     message: str
     also: tuple[str, ...] = ()
+    is_ours: bool = False
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -146,6 +146,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "optim_grads",
         "optim_grads_params",
     ),
+    "optimizer": ("adam", "sgd", "muon", "dist_muon"),
     "main_grads_dtype": ("fp32", "bf16"),
     "main_params_dtype": ("fp32", "fp16"),
     "exp_avg_dtype": _MOMENTS,

@@ -24,13 +24,15 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """mend: the changes with which figures are given where flags are illegal, empty where they are
-    legal, None where none was found. findings, advice: None then too. job: with the changes made.
-    beyond: the best schedule that Megatron-LM does not have, where it is faster.
+    """violations: what Megatron-LM refuses. unpriced: what it runs, and has no price here. mend:
+    the changes with which figures are given where there is either, empty where there is neither,
+    None where none was found. findings, advice: None then too. job: with the changes made. beyond:
+    the best schedule that Megatron-LM does not have, where it is faster.
     """
 
     job: Job
     violations: tuple[Violation, ...]
+    unpriced: tuple[Violation, ...]
     mend: Edit | None
     findings: Findings | None
     advice: Advice | None
@@ -39,8 +41,10 @@ class Explanation:
 
     @property
     def runs(self) -> bool:
-        """Whether the flags are legal as they are, and the job fits its memory."""
-        return not self.violations and self.findings is not None and self.findings.winner.fits
+        """Whether the flags are legal and priced as they are, and the job fits its memory."""
+        if self.violations or self.unpriced or self.findings is None:
+            return False
+        return self.findings.winner.fits
 
 
 def explain(
@@ -59,12 +63,15 @@ def explain(
     be priced, or the memory limit is more than there is.
     """
     asked = Job(flags=dict(flags), cluster=cluster, name=name)
-    found, notes = judged(asked), notes_of(asked)
+    judgement, notes = judged(asked), notes_of(asked)
+    found = tuple(one for one in judgement if not one.broken.is_ours)
+    unpriced = tuple(one for one in judgement if one.broken.is_ours)
     mend = mended(asked)
     if mend is None:
         return Explanation(
             job=asked,
             violations=found,
+            unpriced=unpriced,
             mend=None,
             findings=None,
             advice=None,
@@ -79,6 +86,7 @@ def explain(
     return Explanation(
         job=job,
         violations=found,
+        unpriced=unpriced,
         mend=mend,
         findings=findings,
         advice=advice,

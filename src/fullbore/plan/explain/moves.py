@@ -152,9 +152,11 @@ def _switches(job: Job) -> Iterator[Edit]:
             if not job.has(name):
                 yield setting(name)
     if job.data * job.context > 1:
-        for name in ("use_distributed_optimizer", "overlap_grad_reduce"):
+        for name in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):
             if not job.has(name):
                 yield setting(name)
+        if job.distributed and not job.has("overlap_grad_reduce"):
+            yield setting("overlap_grad_reduce") + setting("overlap_param_gather")
     if job.interleaved and job.has("no_overlap_p2p_communication"):
         yield without("no_overlap_p2p_communication")
     if job.given is not None and job.has("attention_backend"):
@@ -166,4 +168,4 @@ def by_cost(job: Job, layers: tuple[int, ...]) -> Edit | None:
     if layers == job.stage_layers:
         return None
     others = without(*(name for name in _OTHER_SPLITS if name in job.flags))
-    return others + setting(_LAYOUT, layout(layers))
+    return others + setting(_LAYOUT, layout(layers, job.number("mtp_num_layers") or 0))

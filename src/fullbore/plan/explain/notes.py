@@ -106,8 +106,6 @@ def _unpriced(job: Job) -> Iterator[str]:
         yield "neither --bf16 nor --fp16 is given: everything in fp32, as Megatron-LM does"
     if job.has("rampup_batch_size"):
         yield "--rampup-batch-size: figures are those of the full batch"
-    if job.has("mtp_num_layers"):
-        yield "--mtp-num-layers: layers that predict further tokens are not counted"
     if _uniform_layers(job) > 1:
         yield (
             f"--recompute-method uniform --recompute-num-layers {_uniform_layers(job)}: priced as "
@@ -123,6 +121,8 @@ def _uniform_layers(job: Job) -> int:
 
 
 def _unpriced_states(job: Job) -> Iterator[str]:
+    if job.word("optimizer") not in (None, "adam", "sgd"):
+        yield f"--optimizer {job.word('optimizer')}: its states and its time are taken to be Adam's"
     if job.word("data_parallel_sharding_strategy") in ("optim_grads", "optim_grads_params"):
         yield (
             "--data-parallel-sharding-strategy: gradients and weights are taken to be whole on "

@@ -24,6 +24,9 @@ RULES: tuple[Rule, ...] = (*FLAG_RULES, *RANK_RULES, *STAGE_RULES)
 # What cannot be said while the devices hold no whole number of replicas.
 OF_REPLICAS = ("_expert_ranks", "_batch", "_groups")
 
+# What is no rule of Megatron-LM's: it runs, and cannot be priced.
+_OURS = ("_peak",)
+
 # Flags that a rule's words leave out, and that could be changed instead.
 _ALSO: dict[str, tuple[str, ...]] = {
     "_layers": (
@@ -50,9 +53,14 @@ _ALSO: dict[str, tuple[str, ...]] = {
 
 
 def violations(job: Job) -> tuple[Broken, ...]:
-    """Everything that is wrong with the flags, in the order of the table."""
+    """Everything that is wrong with the flags, or has no price, in the order of the table."""
     return tuple(
-        Broken(rule=rule.__name__, message=message, also=_ALSO.get(rule.__name__, ()))
+        Broken(
+            rule=rule.__name__,
+            message=message,
+            also=_ALSO.get(rule.__name__, ()),
+            is_ours=rule.__name__ in _OURS,
+        )
         for rule in RULES
         for message in rule(job)
     )

@@ -123,12 +123,30 @@ def _fsdp(job: Job) -> Iterator[str]:
 
 
 def _precision(job: Job) -> Iterator[str]:
-    """Peaks of products that the device does not have."""
+    """8 bits on a device whose products have none: Transformer Engine refuses it."""
+    precision = precision_of(job)
+    if precision.is_narrow and not _has_peak(job):
+        yield f"--fp8-format: {_no_peak(job)}"
+
+
+def _peak(job: Job) -> Iterator[str]:
+    """What runs on every device, and has no figure here to be priced with."""
+    if precision_of(job).is_narrow or _has_peak(job):
+        return
+    given = [name for name in ("bf16", "fp16") if job.has(name)]
+    yield f"{flag(given[0]) if given else 'neither --bf16 nor --fp16'}: {_no_peak(job)}"
+
+
+def _has_peak(job: Job) -> bool:
+    return not _no_peak(job)
+
+
+def _no_peak(job: Job) -> str:
     try:
         job.cluster.device.peak_flop_per_s(precision_of(job).name)
     except ConfigError as error:
-        given = [name for name in ("fp8_format", "bf16", "fp16") if job.has(name)]
-        yield f"{flag(given[0]) if given else 'neither --bf16 nor --fp16'}: {error}"
+        return str(error)
+    return ""
 
 
 def _graphs(job: Job) -> Iterator[str]:
@@ -149,6 +167,7 @@ def _graphs(job: Job) -> Iterator[str]:
 RANK_RULES = (
     _graphs,
     _precision,
+    _peak,
     _world,
     _divided,
     _experts,
