@@ -55,15 +55,16 @@ CAUSES = (
     ),
     Cause(
         told="more kernels than are counted, where 16 and 32 experts a rank leave the host behind: "
-        "latent attention computed again (mla_up_proj), and gradients of weights in a pass of "
-        "their own beside --overlap-moe-expert-parallel-comm. Later releases come nearer",
+        "those of plain all-to-all, and gradients of weights in a pass of their own beside "
+        "--overlap-moe-expert-parallel-comm. The releases after it are 5 and 7 % off",
         faster=True,
         models=("qwen3-235b-a22b", "deepseek-v3"),
         gpus=("b200",),
+        tables=("25.11",),
     ),
     Cause(
         told="an early run in MXFP8, slower than the same on B200 in the same release (578 against "
-        "622 tokens/s a GPU); later ones with other splits are within 4 %",
+        "622 tokens/s a GPU); its split in plain fp8 took 6.13 s in NeMo 25.04",
         faster=True,
         models=("Llama3-405B",),
         gpus=("gb200",),
