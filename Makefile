@@ -9,6 +9,10 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Where there is no GPU this release is the CPU build; `make TORCH='torch==2.11.*' demo` overrides.
 TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch>=2.9,torch==2.13.0)
 
+# Modules are compiled when they are first imported, not all at installation. Where this variable is
+# set they would be compiled anew by every command, torch's alone for some seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Processes that run tests; each test starts ranks of its own besides. `make WORKERS=0 test`: one.
 WORKERS ?= 2
 
