@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import re
 import signal
+from dataclasses import fields
 
 import pytest
 from priced import CONFIGS
 
+from fullbore.cli.plan_asked import Asked
+from fullbore.cli.plan_inputs import make_question
 from fullbore.cli.plan_tables import flags
+from fullbore.errors import ConfigError
 from fullbore.plan import Choice, Spread, planner
+from fullbore.plan.engines import check_spread, engine_of
+from fullbore.plan.space import spreads
 
 CONFIG = {
     "model_type": "llama",
@@ -226,40 +232,48 @@ def test_what_a_script_says_of_the_optimizer_is_launched_too(fullbore, script, t
     assert "  --recompute-modules layernorm mlp\n" in launched
 
 
-def test_what_a_script_says_of_the_optimizer_holds_for_other_engines_or_is_refused(
-    fullbore, script, tmp_path
-):
-    few = ("--tensor-model-parallel-size", 1, "-v", 1, "--schedule", "1f1b", "--top", 1)
-    few += ("--recompute-granularity", "none", "--emit-folder", tmp_path / "launch")
+def asked(script, **typed):
+    """What `fullbore plan` makes of a script and of what is typed beside it."""
+    nothing = dict.fromkeys((field.name for field in fields(Asked)), None)
+    own = {"model": str(script), "cluster": "h100:4x2", "causal": True, "engines": ()}
+    return make_question(Asked(**{**nothing, **own, **typed}))
+
+
+def test_what_a_script_says_of_the_optimizer_holds_for_other_engines_or_is_refused(script):
+    def refusal(name):
+        question = asked(script, tensor="1", virtual_stages="1", recompute="none")
+        try:
+            check_spread(engine_of(name), question, spreads(question)[0])
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    assert refusal("megatron") is None and refusal("deepspeed") is None
+    for name in ("torchtitan", "fullbore"):
+        assert refusal(name).startswith("--grad-reduce-in-bf16: ")
+        assert refusal(name).endswith("of the script, or plan with --emit megatron")
     script.write_text(f"{SCRIPT} --optimizer sgd")
-    ran = of_script(fullbore, script, *few, "--emit", "deepspeed")
-    assert ran.status == 0, ran.err
-    config = json.loads((tmp_path / "launch" / "deepspeed.json").read_text())
-    assert config["optimizer"]["type"] == "SGD"
-    assert config["data_types"] == {"grad_accum_dtype": "bf16"}
-    refused = of_script(fullbore, script, *few, "--emit", "torchtitan")
-    assert refused.status == 2 and "--optimizer sgd: torchtitan has adam here" in refused.err
-    script.write_text(SCRIPT)
-    for engine in ("torchtitan", "fullbore"):
-        refused = of_script(fullbore, script, *few, "--emit", engine)
-        assert refused.status == 2 and "--grad-reduce-in-bf16: " in refused.err
-        assert "or plan with --emit megatron" in refused.err
+    assert asked(script).optimizer == "sgd" and asked(script).precision.moments == 4
+    assert "--optimizer sgd" in asked(script).borrowed.optimizer
+    assert refusal("deepspeed") is None
+    assert "--optimizer sgd: torchtitan has adam here" in refusal("torchtitan")
 
 
-def test_gradients_travel_as_a_script_says(fullbore, script, tmp_path):
+def test_gradients_travel_as_a_script_says(script):
     """Beside the passes only where it says so; a file with nothing but a model leaves it open."""
-    few = ("--schedule", "interleaved", "--json", "--top", 1)
-    after = of_script(fullbore, script, *few, cluster="h100:4x2").json
-    typed = ("--overlap-grad-reduce", "--overlap-param-gather")
-    beside = of_script(fullbore, script, *few, *typed, cluster="h100:4x2").json
+
+    def beside(question):
+        return question.overlap_gradients, question.overlap_parameters
+
+    assert beside(asked(script)) == (False, False)
+    assert beside(asked(script, overlap_gradients=True)) == (True, False)
     script.write_text(f"{SCRIPT} --overlap-grad-reduce --overlap-param-gather")
-    said = of_script(fullbore, script, *few, cluster="h100:4x2").json
-    assert after["plans"][0]["step_s"] > beside["plans"][0]["step_s"]
-    assert said["plans"][0]["step_s"] == beside["plans"][0]["step_s"]
-    model = re.sub(r"--(micro|global)-batch-size \d+", "", SCRIPT)
-    script.write_text(model)
-    alone = of_script(fullbore, script, *few, "--global-batch-size", 16, cluster="h100:4x2").json
-    assert not any("overlap" in flag for flag in alone["taken_from_model"])
+    assert beside(asked(script)) == (True, True)
+    assert beside(asked(script, overlap_parameters=False)) == (True, False)
+    script.write_text(re.sub(r"--(micro|global)-batch-size \d+", "", SCRIPT))
+    alone = asked(script, global_batch=16)
+    assert beside(alone) == (True, True)
+    assert not any("overlap" in flag for flag in alone.borrowed.taken)
 
 
 def test_what_is_typed_goes_before_a_script(fullbore, script):

@@ -66,14 +66,14 @@ AGAIN = (
 def test_every_second_of_random_choices_is_in_one_part():
     """What is made again is told with its messages and its waits, and these nowhere else."""
     random, shared = Random(20), 0
-    for _ in range(60):
+    for _ in range(24):
         evaluator, choice = _drawn(random)
         parts, step = parts_of(evaluator, choice), evaluator.step(choice)
         assert sum(asdict(parts).values()) == pytest.approx(step.total_s, rel=1e-9, abs=0)
         told = [parts.compute_s, parts.exposed_s, parts.host_s, parts.recompute_s]
         assert told == pytest.approx(_seconds(evaluator, choice), rel=1e-9, abs=1e-15)
         shared += parts.exposed_s > 0 and parts.recompute_s > 0
-    assert shared > 10
+    assert shared > 3
 
 
 def _drawn(random):
