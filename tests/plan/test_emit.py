@@ -103,6 +103,8 @@ def test_layouts_are_what_megatron_reads(layers, ranks):
 
     read = module.PipelineParallelLayerLayout(layout(layers), ranks)
     read.validate_layer_layout(num_layers=sum(layers), mtp_num_layers=None)
+    further = module.PipelineParallelLayerLayout(layout(layers, 1), ranks)
+    further.validate_layer_layout(num_layers=sum(layers), mtp_num_layers=1)
     counts = [
         read.layout[stage % ranks][stage // ranks].count(LayerType.decoder)
         for stage in range(len(layers))

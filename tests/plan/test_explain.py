@@ -368,6 +368,8 @@ def test_changes_read_as_they_are_typed():
 @pytest.mark.parametrize("layers", [(3, 3, 3, 3), (2, 3, 3, 4), (1, 4, 4, 3, 0, 0)])
 def test_a_layout_is_read_as_it_is_written(layers):
     assert layers_of_layout(layout(layers), layers=sum(layers), ranks=2) == layers
+    told = layout(layers, 1)
+    assert layers_of_layout(told, layers=sum(layers), ranks=2, further=1) == layers
 
 
 @pytest.mark.parametrize(
@@ -377,6 +379,7 @@ def test_a_layout_is_read_as_it_is_written(layers):
         ("Ett|t|L", "has 3 stages"),
         ("tt|ttL", "begin with its only E"),
         ("Ett|ttL", "has 4 layers"),
+        ("Ett|tmL", "--mtp-num-layers is 0"),
         ("E(t|)*999999999L", "more than"),
     ],
 )

@@ -230,7 +230,10 @@ class Job:
             return None
         return _attempt(
             lambda: layers_of_layout(
-                "".join(words), layers=self.number("num_layers"), ranks=self.pipeline
+                "".join(words),
+                layers=self.number("num_layers"),
+                ranks=self.pipeline,
+                further=self.number("mtp_num_layers") or 0,
             )
         )
 

@@ -18,11 +18,13 @@ _ONE = re.compile(r"(.)\*(\d+)")
 _MOST = 100_000  # signs, so that a slip of the finger does not fill the memory
 
 
-def layers_of_layout(text: str, *, layers: int | None, ranks: int) -> tuple[int, ...]:
-    """Layers of each stage [S].
+def layers_of_layout(
+    text: str, *, layers: int | None, ranks: int, further: int = 0
+) -> tuple[int, ...]:
+    """Layers of each stage [S]. further: of multi-token prediction.
 
     Raises ConfigError where the layout is none, its stages do not divide over the ranks, or it has
-    another number of layers than the model.
+    another number of layers of either kind than the model.
     """
     stages = _written_out(text).split("|")
     signs = "".join(stages)
@@ -38,6 +40,11 @@ def layers_of_layout(text: str, *, layers: int | None, ranks: int) -> tuple[int,
     if layers is not None and signs.count("t") != layers:
         raise ConfigError(
             f"{_FLAG} {text} has {signs.count('t')} layers (t), and --num-layers is {layers}"
+        )
+    if signs.count("m") != further or "t" in signs.partition("m")[2]:
+        raise ConfigError(
+            f"{_FLAG} {text} has {signs.count('m')} layers of multi-token prediction (m), and "
+            f"--mtp-num-layers is {further}: as many stand behind the last t"
         )
     return tuple(stage.count("t") for stage in stages)
 
