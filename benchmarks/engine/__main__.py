@@ -15,6 +15,7 @@ import overlap
 import paced
 import pool
 import real
+import sampled
 import sections
 
 PARTS = {
@@ -23,6 +24,7 @@ PARTS = {
     "memory": memory,
     "overlap": overlap,
     "sections": sections,
+    "sampled": sampled,
 }
 
 

@@ -88,6 +88,26 @@ def test_ranks_that_miss_one_after_a_signal_do_not_call_it_a_failure(
         launch_ranks(_tells, tmp_path, told, ranks=1)
 
 
+def _dies_or_hangs(folder: Path) -> None:
+    """Rank 1 dies; the other one is deaf, as one that waits in torch is, until it is killed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.environ["RANK"] == "1":
+        _wait_for(folder / "0")
+        os.kill(os.getpid(), signal.SIGKILL)
+    (folder / "0").touch()
+    time.sleep(_PATIENCE_S)
+
+
+def test_a_rank_that_does_not_notice_anothers_death_is_killed_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    with pytest.raises(RankError, match="rank 1 failed: it was killed by SIGKILL"):
+        launch_ranks(_dies_or_hangs, tmp_path, ranks=2)
+    died_s = (tmp_path / "0").stat().st_mtime
+    assert 5 < time.time() - died_s < 25, "torch alone takes 30 s"
+
+
 def test_a_process_ends_with_the_one_that_started_it() -> None:
     command = [sys.executable, "-c", _PARENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:

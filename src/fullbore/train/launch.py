@@ -27,6 +27,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.multiprocessing.spawn import ProcessContext
 
 from fullbore import errors
 from fullbore.errors import FullboreError, RankError
@@ -34,7 +35,7 @@ from fullbore.runtime import DIED
 
 __all__ = ["StopRequest", "end_with_parent", "launch_ranks"]
 
-_GRACE_S = 5  # for the ranks that live when another has failed
+_GRACE_S = 5  # for ranks to end when another has failed: by themselves, and then again by SIGTERM
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALS = (signal.SIGINT, *_ENDING)
 
@@ -59,6 +60,7 @@ def launch_ranks(
         tempfile.TemporaryDirectory(prefix="fullbore-") as folder,
         _pass_signals_on() as passed,
         _ranks_start_deaf(),
+        _grace(),
     ):
         try:
             elastic_launch(_config(ranks), _run_rank)(folder, entry, arguments)
@@ -216,6 +218,25 @@ def _ranks_start_deaf() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         over.set()
+
+
+@contextmanager
+def _grace() -> Iterator[None]:
+    """Ranks that outlive another's failure have `_GRACE_S`, twice, before they are killed.
+
+    torchrun's launcher would ask them to end at once and kill them after 30 s, and has no option.
+    """
+    join = ProcessContext.join
+
+    def join_with_grace(self: ProcessContext, timeout: float | None = None) -> bool:
+        over: bool = join(self, timeout, grace_period=_GRACE_S)
+        return over
+
+    ProcessContext.join = join_with_grace  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ProcessContext.join = join  # type: ignore[method-assign]
 
 
 class StopRequest:
