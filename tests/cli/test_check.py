@@ -50,7 +50,7 @@ def test_a_memory_limit_is_a_law(fullbore, tmp_path):
     ("text", "message"),
     [
         ("", "empty"),
-        ("0F0,nonsense\n", "line 1, column 2"),
+        ("0F0,nonsense\n", "garbage.csv: line 1, column 2"),
         ("0F0\n1F0,,2X2\n", "line 2, column 3"),
     ],
 )

@@ -96,6 +96,15 @@ def test_a_file_of_another_shape_is_refused(fullbore, tmp_path):
     assert ran.status == 2 and "mine has P=4 and M=3, and the job P=4 and M=8" in ran.err
 
 
+def test_a_file_says_how_many_microbatches_not_slices_there_are(fullbore, tmp_path):
+    file = tmp_path / "sliced.csv"
+    schedules.seq1f1b(ranks=4, microbatches=3, slices=2).to_csv(file)
+    ran = fullbore(*PACED, "--message-bytes", 1, "--schedules", f"{file},1f1b")
+    assert (
+        "nearest legal value is 4" in ran.err
+    )  # P and M are what the file says, so far all is well
+
+
 def test_what_the_runtime_cannot_carry_out_is_refused(fullbore):
     ran = fullbore(*PACED, "-m", 8, "--schedules", "1f1b,dualpipe")
     assert ran.status == 2 and "dualpipe" in ran.err and "simulate it" in ran.err

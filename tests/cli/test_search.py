@@ -59,7 +59,10 @@ def test_what_is_found_is_written_simulated_and_compared(fullbore, costs, tmp_pa
 
 def test_it_is_told_in_words(fullbore, costs):
     told = search(fullbore, costs, "--memory-limit", "2GB").out
-    for begin in ("makespan", "lower bound", "gap", "best named", "searched", "peak memory"):
+    for begin in (
+        *("makespan", "lower bound", "gap", "best named", "searched", "peak memory"),
+        *("memory limit      1.863 GiB a rank", "schedule          not kept: give -o FILE.csv"),
+    ):
         assert any(line.startswith(begin) for line in told.splitlines()), begin
 
 
@@ -89,12 +92,59 @@ def test_span_hops_virtual_stages_and_robust(fullbore, costs):
         (("-v", "two"), "write numbers such as 1,2,4"),
         (("-o", "found.svg"), "end the name in .csv"),
         (("--robust", "--jitter", "-1"), "a jitter of -1"),
+        (("--jitter", "0.2"), "add --robust"),
+        (("--allow", "offload,swap"), "choose offload or recompute, or offload,recompute"),
+        (("--memory-limit", "1GB,2GB"), "2 memory limits for 4 ranks"),
+        (("--memory-limit", "1GB,2"), "mixes units"),
+        (("--seed", "-1"), "the nearest legal value is 0"),
+        (("--time-limit", "nan"), "a time limit of nan s: give 0 or more"),
+        (("--iterations", "-3"), "a limit of -3 moves"),
+        (("--prove", "nan"), "nan s for a proof: give more than 0"),
     ],
 )
 def test_what_means_nothing_is_refused(fullbore, costs, flags, said):
     ran = search(fullbore, costs, *flags)
     assert ran.status == 2
     assert said in ran.err
+
+
+def test_each_rank_has_its_own_limit(fullbore, costs):
+    limit = "3GB,4GB,4GB,8GB"
+    found = search(fullbore, costs, "--memory-limit", limit, "--json").json
+    assert all(
+        peak <= most * 1e9
+        for peak, most in zip(found["peak_activation_bytes"], (3, 4, 4, 8), strict=True)
+    )
+    roomy = search(fullbore, costs, "--memory-limit", "8GB", "--json").json
+    tight = search(fullbore, costs, "--memory-limit", "3GB", "--json").json
+    assert roomy["makespan_s"] < found["makespan_s"] < tight["makespan_s"]
+    assert "2.794, 3.725" in search(fullbore, costs, "--memory-limit", limit).out.replace(
+        " GiB", ""
+    )
+
+
+def test_what_costs_nothing_has_no_gain_to_tell(fullbore, tmp_path):
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"stages": [{"forward_s": 0.0, "backward_s": 0.0}] * 4}))
+    assert ": 0.0 % less" in search(fullbore, file).out
+
+
+def test_halves_that_only_some_stages_have_are_said_to_be_of_no_use(fullbore, tmp_path):
+    whole, halved = {"backward_s": 2.0}, {"input_grad_s": 1.0, "weight_grad_s": 1.0}
+    stages = [{"forward_s": 1.0, **backward} for backward in (halved, whole, halved, halved)]
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"stages": stages}))
+    assert "no backward is split, since stage 1 names no" in search(fullbore, file).err
+
+
+def test_what_was_found_is_told_where_it_cannot_be_written(fullbore, costs, tmp_path, monkeypatch):
+    def full(path: object, content: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fullbore.cli.output.replace_file", full)
+    ran = search(fullbore, costs, "-o", tmp_path / "found.csv", "--json")
+    assert ran.status == 2 and "No space left" in ran.err
+    assert ran.json["gap"] >= 0
 
 
 def test_ctrl_c_keeps_the_best_so_far(fullbore, costs, tmp_path, monkeypatch):

@@ -249,6 +249,8 @@ def test_a_jitter_that_is_none_is_refused(fullbore):
     ran = fullbore("simulate", "gpipe", "-p", 2, "-m", 2, "--jitter", -1)
     assert ran.status == 2
     assert "jitter of -1" in ran.err
+    ran = fullbore("simulate", "gpipe", "-p", 2, "-m", 2, "--samples", 20)
+    assert ran.status == 2 and "add --jitter" in ran.err
 
 
 def test_slices_of_sequences(fullbore):

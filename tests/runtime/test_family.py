@@ -54,6 +54,15 @@ def test_a_file_of_pytorchs_runs(tmp_path: Path, made_by: str) -> None:
 
 
 @pytest.mark.slow
+def test_files_of_ours_run_in_pytorch(tmp_path: Path) -> None:
+    cases = []
+    for name in ("1f1b", "zb-h1", "zb-v", "v-half", "gis", "hanayo", "dualpipe-v"):
+        build(name, ranks=2, microbatches=4).to_csv(tmp_path / f"{name}.csv")
+        cases.append(Case(str(tmp_path / f"{name}.csv"), 4))
+    assert run_ranks(jobs.in_torch, 2, 2, cases) == [{case: [] for case in cases}] * 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tied_weights_of_stages_that_share_a_rank_or_do_not(ranks: int) -> None:
     cases = [Case(name, 2 * ranks) for name in ("zb-v", "v-min", "hanayo", "dualpipe-v", "zb-h2")]

@@ -67,6 +67,7 @@ def cases(draw: st.DrawFn) -> Case:
         }
     )
     limits = [None, "1x", "0.6x", f"{draw(st.integers(1, 9)) / 2}"]
+    limits.append(",".join(f"{draw(st.integers(2, 9)) / 2}" for _ in range(ranks)))
     limits += [f"{draw(st.integers(2, 40))}B"] if has_bytes else []
     limit = draw(st.sampled_from(limits))
     return Case(
@@ -107,7 +108,7 @@ def fits(job: Job, schedule: Schedule, costs: Costs) -> bool:
         return True
     most = limit.resolve(job.costs, ranks=job.ranks, microbatches=job.microbatches)
     in_bytes = limit.counts_bytes(job.costs)
-    return max(peaks(schedule, costs, in_bytes=in_bytes)) <= most * (1 + 1e-6)
+    return bool((peaks(schedule, costs, in_bytes=in_bytes) <= most * (1 + 1e-6)).all())
 
 
 def value_s(job: Job, schedule: Schedule, costs: Costs) -> float:

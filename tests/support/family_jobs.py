@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pipe_models import WIDTH, Block, batch, differences, gradients, own, pipeline, reference
+from pipe_models import WIDTH, Block, batch, differences, gradients, mse, own, pipeline, reference
 from torch import nn
 
 from fullbore import schedules
@@ -44,6 +44,12 @@ def uneven_stages(count: int) -> list[nn.Module]:
     return [nn.Sequential(*(Block() for _ in range(1 + s % 2))) for s in range(count)]
 
 
+def plain_stages(count: int) -> list[nn.Module]:
+    """Stages of one product, the same on every rank."""
+    torch.manual_seed(1)
+    return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(count)]
+
+
 def compare(rank: int, ranks: int, cases: list[Case]) -> dict[Case, list[str]]:
     """For each case, what differs from one process over two steps whose gradients add up."""
     return {case: _compare(rank, case.schedule(ranks)) for case in cases}
@@ -62,6 +68,33 @@ def _compare(rank: int, schedule: Schedule) -> list[str]:
             if result.losses and [float(loss) for loss in result.losses] != losses:
                 wrong.append("losses")
     return wrong
+
+
+def in_torch(rank: int, ranks: int, cases: list[Case]) -> dict[Case, list[str]]:
+    """The same for files of ours that `torch.distributed.pipelining` runs, for one step of stages
+    whose backward it can split.
+    """
+    return {case: _in_torch(rank, case) for case in cases}
+
+
+def _in_torch(rank: int, case: Case) -> list[str]:
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    schedule = Schedule.from_csv(case.name)
+    stages, twins = (plain_stages(schedule.stages) for _ in range(2))
+    mine, m = own(stages, schedule, rank), schedule.microbatches
+    peer = _PipelineScheduleRuntime(
+        [PipelineStage(one, s, schedule.stages, torch.device("cpu")) for s, one in mine.items()],
+        n_microbatches=m,
+        loss_fn=mse,
+    )
+    peer._load_csv(case.name, format="compute_only")
+    x, y = batch(2 * m)
+    _, expected = reference(twins, x.chunk(m), y.chunk(m))
+    ends = {"target": y, "losses": []} if schedule.stages - 1 in mine else {}
+    peer.step(*([x] if 0 in mine else []), **ends)
+    return differences(gradients(mine), expected)
 
 
 # -- tied weights ---------------------------------------------------------------------------------

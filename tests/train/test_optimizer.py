@@ -90,7 +90,7 @@ def test_a_weight_without_gradient_stays() -> None:
 @pytest.mark.parametrize(
     ("given", "meaning"),
     [
-        ({}, "none"),
+        ({}, "placed"),
         ({"recompute": "none"}, "none"),
         ({"recompute": "full"}, "full"),
         ({"recompute": "3"}, 3),

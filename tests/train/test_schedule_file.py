@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fullbore.errors import FullboreError
-from fullbore.passes import insert_communication
+from fullbore.passes import insert_communication, recompute_ahead
 from fullbore.schedules import build, dualpipe, eager_1f1b, zb_v
 from fullbore.train.settings import TrainSettings
 
@@ -37,6 +37,12 @@ def test_a_file_says_how_sequences_are_sliced(tmp_path: Path) -> None:
         settings(tmp_path / "sliced.csv", seq_length=63)
     with pytest.raises(FullboreError, match="a schedule file says itself"):
         settings(tmp_path / "sliced.csv", seq_length=64, slices=2)
+
+
+def test_a_file_says_what_is_recomputed_where_nobody_else_does(tmp_path: Path) -> None:
+    recompute_ahead(eager_1f1b(ranks=2, microbatches=8), stages=[1]).to_csv(tmp_path / "again.csv")
+    assert settings(tmp_path / "again.csv").recomputation == "placed"
+    assert settings(tmp_path / "again.csv", recompute="full").recomputation == "full"
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,8 @@ def _with_microbatches(
     size, batch = values.get("micro_batch_size", 1), values.get("global_batch_size")
     if microbatches is None and batch is None:
         file = next(iter(files.values()), None)
-        batch = _DEFAULT_BATCH * size if file is None else file.microbatches * size
+        count = _DEFAULT_BATCH if file is None else file.microbatches // file.slices
+        batch = count * size
     elif microbatches is not None:
         if microbatches < 1:
             raise ConfigError(f"--num-microbatches is {microbatches}: the nearest legal value is 1")

@@ -186,6 +186,6 @@ def memory_limit(text: str | None) -> float | None:
         limit = MemoryLimit.parse(text)
     except ConfigError:
         raise refused from None
-    if limit.unit != "bytes":
+    if limit.unit != "bytes" or len(limit.amounts) > 1:
         raise refused
-    return limit.amount
+    return limit.amounts[0]

@@ -17,7 +17,7 @@ from fullbore.errors import ConfigError
 if TYPE_CHECKING:
     from fullbore.cli.prediction import Prediction
     from fullbore.cost import Costs
-    from fullbore.search import Found, Job, Means, Progress
+    from fullbore.search import Found, Jitter, Job, Means, Progress
 
 __all__ = ["search"]
 
@@ -77,7 +77,8 @@ def search(
             "--memory-limit",
             metavar="X",
             help="What each rank may hold: 8 (microbatches x 1/P of the model), 0.5x (of what "
-            "1F1B holds), or bytes such as 40GB. If not given, everything may be held.",
+            "1F1B holds), or bytes such as 40GB; or P of these, such as 40GB,60GB, where ranks "
+            "have not equally much room. If not given, everything may be held.",
         ),
     ] = None,
     allow: Annotated[
@@ -111,14 +112,15 @@ def search(
         ),
     ] = False,
     jitter: Annotated[
-        float,
+        float | None,
         option(
             _JOB,
             "--jitter",
             metavar="X",
-            help="For --robust: by which share every action's time varies (standard deviation).",
+            help="For --robust: by which share every action's time varies (standard deviation); "
+            "0.1 if not given.",
         ),
-    ] = 0.1,
+    ] = None,
     hop_s: Annotated[
         float | None,
         option(
@@ -195,7 +197,7 @@ def search(
       fullbore search --costs costs.json -p 8 -m 32 --memory-limit 1x -o best.csv
     """
     from fullbore.cost import Costs
-    from fullbore.search import Jitter, Job, Limits, MemoryLimit
+    from fullbore.search import Job, Limits, MemoryLimit
     from fullbore.search import search as find
 
     if output is not None and output.suffix.lower() != ".csv":
@@ -210,9 +212,10 @@ def search(
         spans=_is_span(objective),
         means=_means(allow),
     )
+    varies = _jitter(jitter, robust=robust)
+    _say_what_is_whole(read)
     with interruptible() as interrupted, _progress() as report:
         limits = Limits(time_s=time_limit, moves=iterations, stop=lambda: bool(interrupted))
-        varies = Jitter(deviation=jitter) if robust else None
         found = find(job, limits=limits, jitter=varies, prove_s=prove, seed=seed, report=report)
     _hand_over(job, found, output, output_costs, as_json=as_json)
 
@@ -229,13 +232,33 @@ def _is_span(objective: str) -> bool:
     return objective == "span"
 
 
+def _jitter(deviation: float | None, *, robust: bool) -> Jitter | None:
+    from fullbore.search import Jitter
+
+    if not robust:
+        if deviation is not None:
+            raise ConfigError("--jitter says what --robust is for: add --robust, or leave it out")
+        return None
+    return Jitter() if deviation is None else Jitter(deviation=deviation)
+
+
+def _say_what_is_whole(costs: Costs) -> None:
+    """Where only some stages have halves of a backward, none is split: nobody would notice."""
+    whole = [stage for stage, one in enumerate(costs.stages) if not one.is_split]
+    if 0 < len(whole) < len(costs.stages):
+        print(
+            f"no backward is split, since stage {whole[0]} names no input_grad_s and weight_grad_s",
+            file=sys.stderr,
+        )
+
+
 def _means(text: str | None) -> tuple[Means, ...]:
     from fullbore.search import MEANS
 
-    asked = [] if text is None else text.split(",")
+    asked = [] if text is None else [name.strip() for name in text.split(",")]
     for name in asked:
         if name not in MEANS:
-            raise ConfigError(f"--allow {text}: choose of {', '.join(MEANS)}")
+            raise ConfigError(f"--allow {text}: choose {' or '.join(MEANS)}, or {','.join(MEANS)}")
     return tuple(means for means in MEANS if means in asked)
 
 
@@ -292,16 +315,20 @@ def _hand_over(
         timeline=timeline,
         summary=summarize(timeline, found.schedule),
     )
-    if output is not None:
-        write(output, to_text(found.schedule))
-        print(f"wrote {output}", file=sys.stderr)
-    if output_costs is not None:
-        found.costs.save(output_costs)
-        print(f"wrote {output_costs}", file=sys.stderr)
-    if as_json:
-        print_json(_document(job, found, prediction))
-    else:
-        _print(job, found, prediction)
+    try:
+        if output is not None:
+            write(output, to_text(found.schedule))
+            print(f"wrote {output}", file=sys.stderr)
+        if output_costs is not None:
+            found.costs.save(output_costs)
+            print(f"wrote {output_costs}", file=sys.stderr)
+    finally:  # what was found is told also where it cannot be written
+        if as_json:
+            print_json(_document(job, found, prediction))
+        else:
+            _print(job, found, prediction)
+    if output is None and not as_json:
+        print("schedule          not kept: give -o FILE.csv, and --output-costs FILE.json")
 
 
 def _document(job: Job, found: Found, prediction: Prediction) -> dict[str, object]:
@@ -326,11 +353,29 @@ def _document(job: Job, found: Found, prediction: Prediction) -> dict[str, objec
     }
 
 
+def _limit(job: Job) -> list[str]:
+    """What a rank may hold, in the unit of the peaks above."""
+    from fullbore.view.units import amount
+
+    limit = job.memory_limit
+    if limit is None:
+        return []
+    amounts = limit.resolve(job.costs, ranks=job.ranks, microbatches=job.microbatches).tolist()
+    in_bytes = limit.counts_bytes(job.costs)
+    each = [amount(one, "bytes") if in_bytes else f"{one:.4g} microbatches" for one in amounts]
+    told = f"{each[0]} a rank" if len(set(each)) == 1 else f"{', '.join(each)} by rank"
+    return [
+        f"memory limit      {told}, {limit}"
+        if limit.unit == "1f1b"
+        else f"memory limit      {told}"
+    ]
+
+
 def _print(job: Job, found: Found, prediction: Prediction) -> None:
     from fullbore.cli.figures import headline, percent, seconds, totals
 
     what = "span" if job.spans else "makespan"
-    print(headline(prediction), "", *totals(prediction), "", sep="\n")
+    print(headline(prediction), "", *totals(prediction), *_limit(job), "", sep="\n")
     print(f"placement         {found.placement}, of {'; '.join(found.placements)}")
     print(f"lower bound       {seconds(found.bound_s)}: no schedule of these has a shorter {what}")
     print(f"gap               {found.gap * 100:.2f} % of the {what}, {seconds(found.value_s)}")
@@ -341,6 +386,6 @@ def _print(job: Job, found: Found, prediction: Prediction) -> None:
     if found.named is None:
         print("best named        none fits")
     else:
-        less = percent(1 - value_s / found.named.value_s)
+        less = percent(1 - value_s / found.named.value_s if found.named.value_s > 0 else 0.0)
         print(f"best named        {found.named.name}, {seconds(found.named.value_s)}: {less} less")
     print(f"searched          {found.elapsed_s:.1f} s, {found.moves:,} moves")

@@ -26,6 +26,7 @@ from fullbore.cli.options import (
     VirtualStages,
     WeightGradSeconds,
 )
+from fullbore.errors import ConfigError
 
 if TYPE_CHECKING:
     from fullbore.cli.prediction import Prediction
@@ -65,13 +66,23 @@ def simulate(
         ),
     ] = None,
     samples: Annotated[
-        int,
-        typer.Option("--samples", metavar="N", help="How many steps.", rich_help_panel=_JITTER),
-    ] = 200,
+        int | None,
+        typer.Option(
+            "--samples",
+            metavar="N",
+            help="How many steps, 200 if not given.",
+            rich_help_panel=_JITTER,
+        ),
+    ] = None,
     seed: Annotated[
-        int,
-        typer.Option("--seed", metavar="N", help="Of the random numbers.", rich_help_panel=_JITTER),
-    ] = 0,
+        int | None,
+        typer.Option(
+            "--seed",
+            metavar="N",
+            help="Of the random numbers, 0 if not given.",
+            rich_help_panel=_JITTER,
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Predict makespan, bubble, idle time and memory.
@@ -84,6 +95,8 @@ def simulate(
     from fullbore.cli.prediction import describe, predict, spans
     from fullbore.timeline import critical_path
 
+    if jitter is None and (samples is not None or seed is not None):
+        raise ConfigError("--samples and --seed are for times that vary: add --jitter, such as 0.1")
     prediction = predict(
         schedule,
         Shape(
@@ -107,7 +120,9 @@ def simulate(
         overlap=overlap,
     )
     path = critical_path(prediction.timeline, prediction.schedule)
-    varied = None if jitter is None else _vary(prediction, jitter, samples, seed)
+    varied = None
+    if jitter is not None:
+        varied = _vary(prediction, jitter, 200 if samples is None else samples, seed or 0)
     if as_json:
         document = {**describe(prediction), "critical_path": spans(prediction.timeline, path)}
         print_json(document if varied is None else {**document, "jitter": _spread(varied)})

@@ -229,8 +229,8 @@ Recompute = Annotated[
         PIPELINE,
         "--recompute",
         metavar="WHAT",
-        help="Activations to make again instead of keeping them: none (if not given), full, placed "
-        "(where a schedule from a file has an R), or those of the first N blocks of each stage.",
+        help="Activations to make again instead of keeping them: placed (where a schedule from a "
+        "file has an R; if not given), none, full, or those of the first N blocks of each stage.",
     ),
 ]
 RecomputeGranularity = Annotated[

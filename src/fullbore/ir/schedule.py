@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fullbore.errors import NotationError
 from fullbore.files import replace_file
 from fullbore.ir.action import Action, Kind
 from fullbore.ir.placement import Placement
@@ -192,4 +193,8 @@ class Schedule:
         """Read PyTorch's CSV format, both of its variants; NotationError names line and column."""
         from fullbore.ir.text import from_text, read_text
 
-        return from_text(read_text(path), name=Path(path).stem)
+        text = read_text(path)
+        try:
+            return from_text(text, name=Path(path).stem)
+        except NotationError as error:
+            raise NotationError(f"{path}: {error}") from None

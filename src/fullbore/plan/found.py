@@ -68,7 +68,7 @@ def searched(
         ranks=choice.spread.pipeline,
         microbatches=choice.spread.microbatches,
         virtual_stages=(choice.virtual_stages,),
-        memory_limit=MemoryLimit(amount=room, unit="bytes"),
+        memory_limit=MemoryLimit(amounts=(room,), unit="bytes"),
         spans=False,
     )
     try:

@@ -16,7 +16,6 @@ from fullbore.cost.recut import recut
 from fullbore.search.arm import Arm
 from fullbore.search.budget import Budget
 from fullbore.search.candidates import Job, candidates
-from fullbore.search.memory import MemoryLimit
 from fullbore.search.race import Race
 from fullbore.search.relief import Relieved, keeping_all, relieve
 from fullbore.search.tokens import Tokens, schedule_of
@@ -44,7 +43,7 @@ def search_beyond(
     roomier = replace(job, costs=keeping_all(job.costs))
     best, placement, bound_s = None, "", below_s
     for number, times in enumerate(_ROOMIER):
-        limit = None if times is None else _times(job.memory_limit, times)
+        limit = None if times is None else job.memory_limit.times(times)
         arms = [
             Arm(one, spans=job.spans) for one in candidates(replace(roomier, memory_limit=limit))
         ]
@@ -64,10 +63,6 @@ def search_beyond(
             if found is not None:
                 best, placement, below_s = found, one.arm.candidate.label, found.value_s
     return Beyond(best=best, placement=placement, bound_s=bound_s)
-
-
-def _times(limit: MemoryLimit, times: float) -> MemoryLimit:
-    return replace(limit, amount=limit.amount * times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

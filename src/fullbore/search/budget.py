@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fullbore.errors import ConfigError
+
 __all__ = ["Budget", "Limits", "Progress"]
 
 
@@ -16,6 +18,12 @@ class Limits:
     time_s: float | None = 10.0
     moves: int | None = None
     stop: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        if self.time_s is not None and not self.time_s >= 0:  # nor is it a number
+            raise ConfigError(f"a time limit of {self.time_s:g} s: give 0 or more")
+        if self.moves is not None and self.moves < 0:
+            raise ConfigError(f"a limit of {self.moves} moves: give 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

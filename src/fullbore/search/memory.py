@@ -3,6 +3,7 @@
     8        8 microbatches x 1/P of the model on every rank, the unit of every peak in Fullbore
     0.5x     half of what 1F1B holds on its worst rank
     40GB     bytes (also kB, MB, TB and KiB, MiB, GiB, TiB); the costs must name activation_bytes
+    40GB,60GB,60GB,50GB    a limit for each rank, where they have not equally much room
 
 What counts, and when, is what `verify` and `live_curves` count: a stage's activations from the
 start of F until the end of B; where the backward is split, what the costs say is held instead
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -35,35 +36,37 @@ ROUNDING = 1e-9
 """The share of a limit that rounding may add up to, as in `verify`."""
 
 
+Unit = Literal["microbatches", "1f1b", "bytes"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """The most that any rank may hold: an amount in its unit."""
+    """The most that ranks may hold, in one unit: one amount for every rank, or one for each."""
 
-    amount: float
-    unit: Literal["microbatches", "1f1b", "bytes"]
+    amounts: tuple[float, ...]
+    unit: Unit
 
     @staticmethod
     def parse(text: str) -> MemoryLimit:
-        """Read `8`, `0.5x` or `40GB`; ConfigError for anything else, or for nothing at all."""
-        match = _TEXT.fullmatch(text.strip())
-        if match is None or float(match[1]) == 0.0:
+        """Read `8`, `0.5x` or `40GB`, or several of a kind with commas between them; ConfigError
+        for anything else, or for nothing at all.
+        """
+        read = [_parse(part) for part in text.split(",")]
+        if len({unit for _, unit in read}) > 1:
             raise ConfigError(
-                f"a memory limit of {text.strip()[:40]!r} means nothing: write 8 (microbatches x "
-                "1/P of the model on every rank), 0.5x (of what 1F1B holds), or bytes such as 40GB"
+                f"a memory limit of {text.strip()[:40]!r} mixes units: say every rank's in one"
             )
-        amount, unit = float(match[1]), match[2]
-        if unit is None:
-            return MemoryLimit(amount=amount, unit="microbatches")
-        if unit == "x":
-            return MemoryLimit(amount=amount, unit="1f1b")
-        base = 1024 if "i" in unit else 1000
-        factor = base ** _POWERS.get(unit[0].replace("K", "k"), 0)
-        return MemoryLimit(amount=amount * factor, unit="bytes")
+        return MemoryLimit(amounts=tuple(amount for amount, _ in read), unit=read[0][1])
 
     def __str__(self) -> str:
+        amounts = ", ".join(f"{amount:g}" for amount in self.amounts)
         if self.unit == "microbatches":
-            return f"{self.amount:g} microbatches x 1/P of the model"
-        return f"{self.amount:g}x 1F1B's" if self.unit == "1f1b" else f"{self.amount:g} bytes"
+            return f"{amounts} microbatches x 1/P of the model"
+        return f"{amounts}x 1F1B's" if self.unit == "1f1b" else f"{amounts} bytes"
+
+    def times(self, factor: float) -> MemoryLimit:
+        """So many times as much for every rank."""
+        return replace(self, amounts=tuple(amount * factor for amount in self.amounts))
 
     def counts_bytes(self, costs: Costs) -> bool:
         """Whether it is bytes that are counted; CostsError where the costs name none."""
@@ -75,15 +78,42 @@ class MemoryLimit:
             )
         return self.unit != "microbatches" and all(named)
 
-    def resolve(self, costs: Costs, *, ranks: int, microbatches: int) -> float:
-        """The amount in bytes, or in microbatches x 1/P of the model (see `counts_bytes`)."""
+    def resolve(self, costs: Costs, *, ranks: int, microbatches: int) -> Floats:
+        """Each rank's limit [P] in bytes, or in microbatches x 1/P of the model (`counts_bytes`).
+
+        Raises ConfigError where there are several amounts, and not one for each rank.
+        """
+        if len(self.amounts) not in (1, ranks):
+            raise ConfigError(
+                f"{len(self.amounts)} memory limits for {ranks} ranks: give one for all of them, "
+                "or one for each"
+            )
+        amounts = np.full(ranks, self.amounts)
         if self.unit != "1f1b":
-            return self.amount
+            return amounts
         held = np.array([float(min(ranks - r, microbatches)) for r in range(ranks)])
         if self.counts_bytes(costs):
             stages = recut(costs, stages=ranks).stages
             held *= [_held(stage) for stage in stages]
-        return self.amount * float(held.max())
+        return amounts * float(held.max())
+
+
+def _parse(text: str) -> tuple[float, Unit]:
+    """One amount and its unit."""
+    match = _TEXT.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0.0:
+        raise ConfigError(
+            f"a memory limit of {text.strip()[:40]!r} means nothing: write 8 (microbatches x "
+            "1/P of the model on every rank), 0.5x (of what 1F1B holds), or bytes such as 40GB; "
+            "or one for each rank, with commas between them"
+        )
+    amount, unit = float(match[1]), match[2]
+    if unit is None:
+        return amount, "microbatches"
+    if unit == "x":
+        return amount, "1f1b"
+    base = 1024 if "i" in unit else 1000
+    return amount * base ** _POWERS.get(unit[0].replace("K", "k"), 0), "bytes"
 
 
 def _held(stage: StageCosts) -> float:
@@ -96,12 +126,12 @@ class Footprint:
     """What actions hold: arrays [4 * S] by stage * 4 + kind (F, B, I, W).
 
     rise: how far above what was held before the action its rank gets while the action runs.
-    change: what it leaves. limit: of every rank, in the same unit, rounding allowed for.
+    change: what it leaves. limit [P]: of each rank, in the same unit, rounding allowed for.
     """
 
     rise: Floats
     change: Floats
-    limit: float
+    limit: Floats
 
     @staticmethod
     def of(costs: Costs, limit: MemoryLimit | None, *, ranks: int, microbatches: int) -> Footprint:
@@ -111,10 +141,10 @@ class Footprint:
         rise, change = np.zeros((stages, 4)), np.zeros((stages, 4))
         for s, stage in enumerate(costs.stages):
             rise[s], change[s] = _of_stage(stage) if in_bytes else _of_share(ranks / stages)
-        amount = math.inf
+        amounts = np.full(ranks, math.inf)
         if limit is not None:
-            amount = limit.resolve(costs, ranks=ranks, microbatches=microbatches)
-        return Footprint(rise=rise.ravel(), change=change.ravel(), limit=amount * (1 + ROUNDING))
+            amounts = limit.resolve(costs, ranks=ranks, microbatches=microbatches)
+        return Footprint(rise=rise.ravel(), change=change.ravel(), limit=amounts * (1 + ROUNDING))
 
 
 def _of_stage(stage: StageCosts) -> tuple[list[float], list[float]]:

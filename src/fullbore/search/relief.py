@@ -79,19 +79,19 @@ def relieve(
     costs: those of the schedule's stages, as they are where one recomputes. together: the same way
     for every rank that holds too much, which is quick; else each has its own.
     """
-    amount = limit.resolve(
+    most = limit.resolve(
         keeping_all(costs), ranks=schedule.ranks, microbatches=schedule.microbatches
     ) * (1 + ROUNDING)
     in_bytes = limit.counts_bytes(costs)
     look = _Look(full_costs=costs, in_bytes=in_bytes, spans=spans)
     now = look.judge(schedule, frozenset())
-    over = np.flatnonzero(now.peaks > amount)
+    over = np.flatnonzero(now.peaks > most)
     for ranks in [over] if together else over.reshape(-1, 1):
-        ways = [way for way in look.ways(now, ranks, means) if (way.peaks[ranks] <= amount).all()]
+        ways = [way for way in look.ways(now, ranks, means) if (way.peaks <= most)[ranks].all()]
         now = min(ways, key=lambda way: way.value_s, default=now)
         if not ways or now.value_s >= below_s:
             return None
-    return now if (now.peaks <= amount).all() and now.value_s < below_s else None
+    return now if (now.peaks <= most).all() and now.value_s < below_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

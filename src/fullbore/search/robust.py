@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullbore.errors import ConfigError
-from fullbore.search.arm import Arm
+from fullbore.search.arm import Arm, Start
 from fullbore.search.budget import Budget
 from fullbore.search.candidates import Named
 from fullbore.search.harden import harden, quantile
@@ -22,7 +22,7 @@ from fullbore.search.race import Race
 from fullbore.search.tokens import Tokens
 from fullbore.sim.jitter import MOST_JITTER, factors
 
-__all__ = ["Hardened", "Jitter", "hardened"]
+__all__ = ["Hardened", "Jitter", "compile_hardening", "hardened"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -161,6 +161,12 @@ def hardened(race: Race, jitter: Jitter, budget: Budget, *, seed: int) -> Harden
         quantile_s=quantile_s,
         named=min(named, key=lambda one: one.value_s, default=None),
     )
+
+
+def compile_hardening(arm: Arm, start: Start) -> None:
+    """Call every kernel once."""
+    jitter = Jitter(samples=1)
+    _Entrant(arm, start.tokens, jitter, _Judges(jitter, seed=0)).improve(0)
 
 
 def _work_on(entrants: list[_Entrant], race: Race, budget: Budget) -> None:

@@ -23,7 +23,7 @@ from fullbore.search.exact import check_provable, prove
 from fullbore.search.improve import seed_kernels
 from fullbore.search.race import Race
 from fullbore.search.relief import check_means, keeping_all
-from fullbore.search.robust import Hardened, Jitter, hardened
+from fullbore.search.robust import Hardened, Jitter, compile_hardening, hardened
 from fullbore.search.tokens import schedule_of
 
 __all__ = ["Found", "search"]
@@ -79,7 +79,8 @@ def search(
     microbatch fits the memory limit; CostsError where a limit in bytes meets costs without bytes.
     """
     check_numbers(ranks=job.ranks, microbatches=job.microbatches)
-    _compile()
+    _check_effort(seed, prove_s)
+    _compile(robust=jitter is not None)
     seed_kernels(seed)
     _check_means(job, jitter, proves=prove_s is not None)
     budget = Budget(limits or Limits(), report)
@@ -102,6 +103,13 @@ def search(
     if jitter is None:
         return _found(job, race, budget)
     return _found_hardened(job, race, budget, hardened(race, jitter, budget, seed=seed))
+
+
+def _check_effort(seed: int, prove_s: float | None) -> None:
+    if seed < 0:
+        raise ConfigError(f"a seed of {seed}: the nearest legal value is 0")
+    if prove_s is not None and not prove_s > 0:  # nor is it a number
+        raise ConfigError(f"{prove_s:g} s for a proof: give more than 0, or leave it out")
 
 
 def _too_tight(job: Job) -> ConfigError:
@@ -140,8 +148,10 @@ def _prove(race: Race, time_s: float, *, spans: bool) -> None:
         arm.bound_s = max(arm.bound_s, min(proof.bound_s * (1 - CLOSE), race.best.best_s))
 
 
-def _compile() -> None:
-    """Compile the kernels, or load them, before any time is counted: once on a machine, 15 s."""
+def _compile(*, robust: bool) -> None:
+    """Compile the kernels, or load them, before any time is counted: once on a machine, 15 s, and
+    as long again for those of a robust search.
+    """
     costs = Costs.uniform(stages=2, input_grad_s=1.0, weight_grad_s=1.0)
     job = Job(
         costs=costs,
@@ -158,6 +168,8 @@ def _compile() -> None:
         arm.settle()
         for start in arm.starts(1):
             arm.cool(start, start.tokens.copy(), 0, 1)
+            if robust:
+                compile_hardening(arm, start)
 
 
 def _found(job: Job, race: Race, budget: Budget) -> Found:

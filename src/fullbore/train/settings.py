@@ -142,11 +142,13 @@ class TrainSettings(BaseModel):
 
     @property
     def recomputation(self) -> Literal["none", "full", "placed"] | int:
-        """What is recomputed, said by `recompute` or in Megatron's words; see docs/split.md."""
+        """What is recomputed, said by `recompute` or in Megatron's words; see docs/split.md. Where
+        nobody says, what the schedule says: a file may have an R.
+        """
         if self.recompute is not None:
             return self.recompute
         if self.recompute_granularity is None:
-            return "none"
+            return "placed"
         if self.recompute_method == "block" and self.recompute_num_layers is not None:
             return self.recompute_num_layers
         return "full"
