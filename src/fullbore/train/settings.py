@@ -142,9 +142,7 @@ class TrainSettings(BaseModel):
 
     @property
     def recomputation(self) -> Literal["none", "full", "placed"] | int:
-        """What is recomputed, said by `recompute` or in Megatron's words; see docs/split.md. Where
-        nobody says, what the schedule says: a file may have an R.
-        """
+        """What is recomputed: see docs/split.md; unsaid, what has an R in the schedule."""
         if self.recompute is not None:
             return self.recompute
         if self.recompute_granularity is None:
