@@ -13,6 +13,7 @@ from fullbore.search.explore import Flow, draw, explore, flow_of, mutate
 from fullbore.search.improve import anneal
 from fullbore.search.instance import Work, work_for
 from fullbore.search.pattern import repeated, settle
+from fullbore.search.regrow import regrow
 from fullbore.search.tokens import Tokens
 
 __all__ = ["CLOSE", "Arm", "Start"]
@@ -23,6 +24,7 @@ CLOSE = 1e-9
 SETTINGS = 200
 """List schedules tried at a time."""
 
+_FRESH = 0.3  # share of the rounds in which settings are drawn anew to regrow programs
 _KEPT = 40  # settings that are remembered
 _WAITS = 4000  # waits tried for a steady flow
 _STRETCHES = (1.0, 1.3, 1.03, 1.15, 1.08, 1.2, 1.5, 1.25, 2.0)  # of its period
@@ -120,6 +122,32 @@ class Arm:
         made.sort(key=lambda start: start.value_s)
         return made[:most]
 
+    def regrow(self, start: Start, random: np.random.Generator, settings: int) -> int:
+        """Cut the programs of a start, and let them grow anew; the moves that it counts as."""
+        fresh = len(self._settings) == 0 or random.random() < _FRESH
+        drawn = draw(random, settings) if fresh else mutate(random, self._settings[:12], settings)
+        start.value_s = float(
+            regrow(
+                self.instance,
+                self.flow.chain_s,
+                self.flow.chunk,
+                self.flow.period_s,
+                drawn,
+                self.spans,
+                start.tokens.program,
+                start.tokens.count,
+                self.bound_s * (1 + CLOSE),
+                self._work,
+                self._trial,
+            )
+        )
+        self._keep(start)
+        return 8 * settings
+
+    def _keep(self, start: Start) -> None:
+        if start.value_s < self.best_s:
+            self.best, self.best_s = start.tokens.copy(), start.value_s
+
     def cool(self, start: Start, now: Tokens, step: int, moves: int) -> None:
         """One of STEPS temperatures of a round of local search, which stands at `now`."""
         temperature_s = self.unit_s * _HOT * (_COLD / _HOT) ** (step / (_STEPS - 1))
@@ -139,8 +167,7 @@ class Arm:
                 self._trial,
             )
         )
-        if start.value_s < self.best_s:
-            self.best, self.best_s = start.tokens.copy(), start.value_s
+        self._keep(start)
 
     @staticmethod
     def steps() -> range:

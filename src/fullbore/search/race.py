@@ -21,6 +21,8 @@ _STARTS = 9  # of a generation, over all arms
 _FEWEST = 2  # of each arm, in the first one
 _MOVES = 12  # of the first heat of a generation, for each token ...
 _TOKEN_MOVES = 240_000_000  # ... and at most so many times tokens: a move takes longer with them
+_GROWN = 80  # moves for each time that programs are cut and grow anew
+_FEWEST_GROWN = 20
 _EXPLORING = 0.12  # share of the budget that goes to list schedules first
 
 
@@ -128,7 +130,8 @@ class Race:
         return chosen
 
     def _cool(self, arm: Arm, start: Start, moves: int) -> None:
-        """A round from hot to cold."""
+        """Grow anew, then a round of local search from hot to cold."""
+        self._spend(arm.regrow(start, self._random, max(_FEWEST_GROWN, moves // _GROWN)))
         now = start.tokens.copy()
         for step in arm.steps():
             arm.cool(start, now, step, moves)

@@ -157,6 +157,7 @@ def _compile() -> None:
         arm.explore(random)
         arm.settle()
         for start in arm.starts(1):
+            arm.regrow(start, random, 1)
             arm.cool(start, start.tokens.copy(), 0, 1)
 
 
