@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fullbore.search.bound import lower_bound
 from fullbore.search.candidates import Candidate, evaluated
@@ -18,12 +19,14 @@ from fullbore.search.tokens import Tokens
 
 __all__ = ["CLOSE", "Arm", "Start"]
 
+Floats = npt.NDArray[np.float64]
+
 CLOSE = 1e-9
 """This close to the bound, as a share, a schedule is as good as it can be."""
 
-SETTINGS = 200
-"""List schedules tried at a time."""
-
+_SETTINGS = 200  # list schedules tried at a time ...
+_FEWEST = 8
+_TOKENS = 1_000_000  # ... and no more than make about so many tokens, which takes half a second
 _FRESH = 0.3  # share of the rounds in which settings are drawn anew to regrow programs
 _KEPT = 40  # settings that are remembered
 _WAITS = 4000  # waits tried for a steady flow
@@ -70,6 +73,11 @@ class Arm:
         """Tokens of a split program of all ranks."""
         return 3 * self.instance.stages * self.instance.microbatches
 
+    @property
+    def round(self) -> int:
+        """List schedules to try at a time, so that nobody waits long for them."""
+        return min(_SETTINGS, max(_FEWEST, _TOKENS // self.size))
+
     def take(self, source: str, tokens: Tokens, value_s: float) -> None:
         """Keep these programs if they are better than all, or than all from this source."""
         if source not in self._starts or value_s < self._starts[source].value_s:
@@ -79,8 +87,7 @@ class Arm:
 
     def explore(self, random: np.random.Generator) -> int:
         """Try list schedules, at random or near the best settings; the moves that it counts as."""
-        fresh = len(self._settings) == 0 or random.random() < 0.1
-        drawn = draw(random, SETTINGS) if fresh else mutate(random, self._settings[:12], SETTINGS)
+        drawn = self._drawn(random, self.round, fresh=0.1)
         made = Tokens.empty(self.instance)
         values = explore(self.instance, self.flow, drawn, self._work, spans=self.spans, best=made)
         if math.isfinite(values.min()):
@@ -90,7 +97,13 @@ class Arm:
         _, first = np.unique(np.round(values / self.unit_s, 6), return_index=True)
         chosen = first[np.isfinite(values[first])][:_KEPT]
         self._settings, self._values = np.ascontiguousarray(settings[chosen]), values[chosen]
-        return 8 * SETTINGS
+        return 8 * self.round
+
+    def _drawn(self, random: np.random.Generator, settings: int, *, fresh: float) -> Floats:
+        """Settings [n, D] near the best ones; in this share of the cases, new ones."""
+        if len(self._settings) == 0 or random.random() < fresh:
+            return draw(random, settings)
+        return mutate(random, self._settings[:12], settings)
 
     def settle(self) -> int:
         """Look for a steady flow with the next period; the moves that it counts as."""
@@ -124,8 +137,7 @@ class Arm:
 
     def regrow(self, start: Start, random: np.random.Generator, settings: int) -> int:
         """Cut the programs of a start, and let them grow anew; the moves that it counts as."""
-        fresh = len(self._settings) == 0 or random.random() < _FRESH
-        drawn = draw(random, settings) if fresh else mutate(random, self._settings[:12], settings)
+        drawn = self._drawn(random, settings, fresh=_FRESH)
         start.value_s = float(
             regrow(
                 self.instance,

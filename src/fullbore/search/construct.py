@@ -146,6 +146,8 @@ def construct(
                 continue
             if token & 3 == 2 and whole_from <= done[1, token >> 2] < whole_until:
                 token -= 1
+        if live[rank] + instance.rise[token] > limits[rank]:
+            return False
         program[rank, count[rank]] = token
         count[rank] += 1
         live[rank] += change[token]

@@ -42,7 +42,8 @@ class Side(NamedTuple):
     busy_up, busy_down: for how much of that a message occupies its link. kept: from the beginning
     of a rise to the end of the fall, of which half until the end of the post. half: what a pre
     holds.
-    full: what of a fall must be over until all that it can free is free.
+    full: what of a fall must be over until all that it can free is free. share: what a pre counts
+    for, of the seconds that it takes where it is not done in one with the rise.
     """
 
     pre: Floats
@@ -56,6 +57,7 @@ class Side(NamedTuple):
     busy_down: Floats
     kept: Floats
     half: Floats
+    share: Floats
 
 
 def sides_of(instance: Instance) -> tuple[Side, Side]:
@@ -69,6 +71,9 @@ def sides_of(instance: Instance) -> tuple[Side, Side]:
         back = np.minimum(least, half)
         halved = np.minimum(kept, -instance.change.reshape(-1, 4)[:, 3])
     frees_early = halved < kept
+    pre = least - back
+    takes = np.maximum(pre, half + weight - back) if instance.splits else pre
+    share = np.divide(pre, takes, out=np.ones_like(pre), where=takes > 0)
     hops = np.where(instance.link >= 0, instance.hop_s + instance.occupancy_s, 0.0)
     busy = np.where(instance.link >= 0, instance.occupancy_s, 0.0)
     along = Side(
@@ -83,9 +88,10 @@ def sides_of(instance: Instance) -> tuple[Side, Side]:
         busy_down=busy[1],
         kept=kept,
         half=halved,
+        share=np.ones_like(pre),
     )
     against = Side(
-        pre=least - back,
+        pre=pre,
         rise=back,
         fall=forward,
         post=np.zeros(len(forward)),
@@ -96,6 +102,7 @@ def sides_of(instance: Instance) -> tuple[Side, Side]:
         busy_down=np.roll(busy[0], 1),
         kept=kept,
         half=halved,
+        share=share,
     )
     return along, against
 
@@ -115,11 +122,13 @@ class _Before(NamedTuple):
 
 @kernel
 def fill_heads(
-    instance: Instance, side: Side, since: int, rises_s: Floats, falls_s: Floats
+    instance: Instance, side: Side, since: int, looked: int, rises_s: Floats, falls_s: Floats
 ) -> None:
     """When each rise (after its pre) and each fall begins at the earliest: out [S, M].
 
     since: the first stage that counts, whose inputs are all there at 0; 0 for the whole pipeline.
+    looked: for how many microbatches everything is looked at that comes before; of later ones
+    only their inputs and their predecessors on the stage, since the time grows with the square.
     """
     stages, home, own, first = instance.stages, instance.home, instance.own, instance.first
     up_s, down_s = np.zeros(stages), np.zeros(stages)  # when the last message has left
@@ -137,6 +146,10 @@ def fill_heads(
                 made_s = rises_s[stage - 1, microbatch] + side.rise[stage - 1]
                 up_s[stage - 1] = max(made_s, up_s[stage - 1]) + side.busy_up[stage - 1]
                 there_s = up_s[stage - 1] + side.hop_up[stage - 1] - side.busy_up[stage - 1]
+            if microbatch >= looked:
+                done_s = rises_s[stage, microbatch - 1] + side.rise[stage]
+                rises_s[stage, microbatch] = max(there_s, done_s)
+                continue
             for at in range(begin, first[home[stage] + 1]):
                 counts = since <= own[at] <= stage
                 before.risen[at - begin] = microbatch + (own[at] < stage) if counts else 0
@@ -150,6 +163,10 @@ def fill_heads(
                 down_s[stage + 1] = max(made_s, down_s[stage + 1]) + side.busy_down[stage + 1]
                 left_s = down_s[stage + 1] + side.hop_down[stage + 1] - side.busy_down[stage + 1]
                 there_s = max(there_s, left_s)
+            if microbatch >= looked:
+                done_s = falls_s[stage, microbatch - 1] + side.fall[stage]
+                falls_s[stage, microbatch] = max(there_s, done_s)
+                continue
             for at in range(begin, first[home[stage] + 1]):
                 before.risen[at - begin] = microbatch + 1 if own[at] >= since else 0
                 counts = own[at] >= stage
@@ -182,6 +199,8 @@ def _done(
     needed = _falls_for_room(instance, side, stage, rising, before)
     _choose_falls(own, since, stage, microbatch, rising, needed, before, falls_s)
     bank_s, soon_s = _pre_work(instance, side, stage, rising, before)
+    if before.more[: len(own)].sum() == 0:
+        soon_s = bank_s  # it all comes before the first fall
     fall_s, rest_s = np.inf, np.inf
     for at in range(len(own)):
         fall_s = min(fall_s, side.fall[own[at]])
@@ -200,7 +219,7 @@ def _done(
                 if when_s < chosen_s:
                     chosen, chosen_s, way = at, when_s, 1
         if chosen < 0:
-            return now if falls > 0 else now + bank_s - soon_s
+            return now
         now = max(now, chosen_s)
         if way == 0:
             now += side.rise[own[chosen]]

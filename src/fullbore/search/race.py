@@ -131,7 +131,13 @@ class Race:
 
     def _cool(self, arm: Arm, start: Start, moves: int) -> None:
         """Grow anew, then a round of local search from hot to cold."""
-        self._spend(arm.regrow(start, self._random, max(_FEWEST_GROWN, moves // _GROWN)))
+        left = max(_FEWEST_GROWN, moves // _GROWN)
+        while left > 0:
+            settings = min(left, arm.round)
+            self._spend(arm.regrow(start, self._random, settings))
+            left -= settings
+            if self.is_over() or arm.is_done:
+                return
         now = start.tokens.copy()
         for step in arm.steps():
             arm.cool(start, now, step, moves)
