@@ -31,7 +31,7 @@ _FRESH = 0.3  # share of the rounds in which settings are drawn anew to regrow p
 _KEPT = 40  # settings that are remembered
 _WAITS = 4000  # waits tried for a steady flow
 _STRETCHES = (1.0, 1.3, 1.03, 1.15, 1.08, 1.2, 1.5, 1.25, 2.0)  # of its period
-_HOT, _COLD = 0.3, 0.01  # of the mean action's time
+_HOT, _COLD = 0.05, 0.003  # of the mean action's time
 _STEPS = 20  # temperatures from hot to cold
 
 
