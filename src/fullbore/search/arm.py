@@ -31,7 +31,7 @@ _FRESH = 0.3  # share of the rounds in which settings are drawn anew to regrow p
 _KEPT = 40  # settings that are remembered
 _WAITS = 4000  # waits tried for a steady flow
 _STRETCHES = (1.0, 1.3, 1.03, 1.15, 1.08, 1.2, 1.5, 1.25, 2.0)  # of its period
-_HOT, _COLD = 0.05, 0.003  # of the mean action's time
+_COLD = 0.003  # the last temperature, of the mean action's time
 _STEPS = 20  # temperatures from hot to cold
 
 
@@ -160,9 +160,12 @@ class Arm:
         if start.value_s < self.best_s:
             self.best, self.best_s = start.tokens.copy(), start.value_s
 
-    def cool(self, start: Start, now: Tokens, step: int, moves: int) -> None:
-        """One of STEPS temperatures of a round of local search, which stands at `now`."""
-        temperature_s = self.unit_s * _HOT * (_COLD / _HOT) ** (step / (_STEPS - 1))
+    def cool(self, start: Start, now: Tokens, step: int, moves: int, hot: float = 0.05) -> None:
+        """One of STEPS temperatures of a round of local search, which stands at `now`.
+
+        hot: the first of them, of the mean action's time.
+        """
+        temperature_s = self.unit_s * hot * (_COLD / hot) ** (step / (_STEPS - 1))
         start.value_s = float(
             anneal(
                 self.instance,
