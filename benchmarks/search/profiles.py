@@ -15,7 +15,7 @@ import numpy as np
 
 from fullbore.cost import Costs
 
-PUBLISHED = Path(__file__).parents[2] / "tests" / "data" / "published.csv"
+PUBLISHED = Path(__file__).parents[1] / "published" / "published.csv"
 
 # What a W holds of what its F held, by Table 1 of the zero-bubble paper: 32 / (34 + 5 a s / h).
 HELD_BY_W = {"1.5B": 32 / (34 + 5 * 24 * 1024 / 2304), "14.6B": 32 / (34 + 5 * 40 * 1024 / 5120)}

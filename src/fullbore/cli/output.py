@@ -13,7 +13,7 @@ from fullbore.files import replace_file
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["console", "print_json", "table", "to_json", "write"]
+__all__ = ["check_place", "console", "print_json", "table", "to_json", "write"]
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -41,6 +41,18 @@ def _wrap(opening: str, lines: list[str], closing: str, *, indent: int) -> str:
 def print_json(document: Mapping[str, object] | Sequence[object]) -> None:
     """Print a JSON document to stdout."""
     print(to_json(document), end="")
+
+
+def check_place(*paths: Path | None) -> None:
+    """ConfigError where a file cannot be written, before long work is done for it."""
+    for path in paths:
+        if path is None or path.is_file():
+            continue
+        folder = path.resolve().parent
+        if path.is_dir():
+            raise ConfigError(f"cannot write {path}: it is a folder; give the name of a file")
+        if not folder.is_dir():
+            raise ConfigError(f"cannot write {path}: there is no folder {folder}; make it first")
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -309,6 +309,7 @@ def plan(
 
         show_preset(preset, typed=_typed(context), as_json=as_json)
         return
+    from fullbore.cli.output import check_place
     from fullbore.cli.plan_asked import Asked
     from fullbore.cli.plan_emit import Emission, typed_command
     from fullbore.cli.plan_inputs import make_question
@@ -316,6 +317,7 @@ def plan(
     from fullbore.plan import Effort
     from fullbore.plan.emit import Targets
 
+    check_place(output, output_schedule, output_costs)
     targets = Targets.parse(emit)
     launch = Emission(
         targets=targets, folder=emit_folder, model=model, command=typed_command(context)

@@ -196,12 +196,14 @@ def search(
 
       fullbore search --costs costs.json -p 8 -m 32 --memory-limit 1x -o best.csv
     """
+    from fullbore.cli.output import check_place
     from fullbore.cost import Costs
     from fullbore.search import Job, Limits, MemoryLimit
     from fullbore.search import search as find
 
     if output is not None and output.suffix.lower() != ".csv":
         raise ConfigError(f"-o {output}: a schedule is written as CSV; end the name in .csv")
+    check_place(output, output_costs)
     read = Costs.load(costs)
     job = Job(
         costs=_with_hop(read, hop_s),

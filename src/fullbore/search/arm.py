@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fullbore.search.bound import lower_bound
 from fullbore.search.candidates import Candidate, evaluated
@@ -13,20 +14,24 @@ from fullbore.search.explore import Flow, draw, explore, flow_of, mutate
 from fullbore.search.improve import anneal
 from fullbore.search.instance import Work, work_for
 from fullbore.search.pattern import repeated, settle
+from fullbore.search.regrow import regrow
 from fullbore.search.tokens import Tokens
 
 __all__ = ["CLOSE", "Arm", "Start"]
 
+Floats = npt.NDArray[np.float64]
+
 CLOSE = 1e-9
 """This close to the bound, as a share, a schedule is as good as it can be."""
 
-SETTINGS = 200
-"""List schedules tried at a time."""
-
+_SETTINGS = 200  # list schedules tried at a time ...
+_FEWEST = 8
+_TOKENS = 1_000_000  # ... and no more than make about so many tokens, which takes half a second
+_FRESH = 0.3  # share of the rounds in which settings are drawn anew to regrow programs
 _KEPT = 40  # settings that are remembered
 _WAITS = 4000  # waits tried for a steady flow
 _STRETCHES = (1.0, 1.3, 1.03, 1.15, 1.08, 1.2, 1.5, 1.25, 2.0)  # of its period
-_HOT, _COLD = 0.3, 0.01  # of the mean action's time
+_COLD = 0.003  # the last temperature, of the mean action's time
 _STEPS = 20  # temperatures from hot to cold
 
 
@@ -68,6 +73,11 @@ class Arm:
         """Tokens of a split program of all ranks."""
         return 3 * self.instance.stages * self.instance.microbatches
 
+    @property
+    def round(self) -> int:
+        """List schedules to try at a time, so that nobody waits long for them."""
+        return min(_SETTINGS, max(_FEWEST, _TOKENS // self.size))
+
     def take(self, source: str, tokens: Tokens, value_s: float) -> None:
         """Keep these programs if they are better than all, or than all from this source."""
         if source not in self._starts or value_s < self._starts[source].value_s:
@@ -77,8 +87,7 @@ class Arm:
 
     def explore(self, random: np.random.Generator) -> int:
         """Try list schedules, at random or near the best settings; the moves that it counts as."""
-        fresh = len(self._settings) == 0 or random.random() < 0.1
-        drawn = draw(random, SETTINGS) if fresh else mutate(random, self._settings[:12], SETTINGS)
+        drawn = self._drawn(random, self.round, fresh=0.1)
         made = Tokens.empty(self.instance)
         values = explore(self.instance, self.flow, drawn, self._work, spans=self.spans, best=made)
         if math.isfinite(values.min()):
@@ -88,7 +97,13 @@ class Arm:
         _, first = np.unique(np.round(values / self.unit_s, 6), return_index=True)
         chosen = first[np.isfinite(values[first])][:_KEPT]
         self._settings, self._values = np.ascontiguousarray(settings[chosen]), values[chosen]
-        return 8 * SETTINGS
+        return 8 * self.round
+
+    def _drawn(self, random: np.random.Generator, settings: int, *, fresh: float) -> Floats:
+        """Settings [n, D] near the best ones; in this share of the cases, new ones."""
+        if len(self._settings) == 0 or random.random() < fresh:
+            return draw(random, settings)
+        return mutate(random, self._settings[:12], settings)
 
     def settle(self) -> int:
         """Look for a steady flow with the next period; the moves that it counts as."""
@@ -120,9 +135,37 @@ class Arm:
         made.sort(key=lambda start: start.value_s)
         return made[:most]
 
-    def cool(self, start: Start, now: Tokens, step: int, moves: int) -> None:
-        """One of STEPS temperatures of a round of local search, which stands at `now`."""
-        temperature_s = self.unit_s * _HOT * (_COLD / _HOT) ** (step / (_STEPS - 1))
+    def regrow(self, start: Start, random: np.random.Generator, settings: int) -> int:
+        """Cut the programs of a start, and let them grow anew; the moves that it counts as."""
+        drawn = self._drawn(random, settings, fresh=_FRESH)
+        start.value_s = float(
+            regrow(
+                self.instance,
+                self.flow.chain_s,
+                self.flow.chunk,
+                self.flow.period_s,
+                drawn,
+                self.spans,
+                start.tokens.program,
+                start.tokens.count,
+                self.bound_s * (1 + CLOSE),
+                self._work,
+                self._trial,
+            )
+        )
+        self._keep(start)
+        return 8 * settings
+
+    def _keep(self, start: Start) -> None:
+        if start.value_s < self.best_s:
+            self.best, self.best_s = start.tokens.copy(), start.value_s
+
+    def cool(self, start: Start, now: Tokens, step: int, moves: int, hot: float = 0.05) -> None:
+        """One of STEPS temperatures of a round of local search, which stands at `now`.
+
+        hot: the first of them, of the mean action's time.
+        """
+        temperature_s = self.unit_s * hot * (_COLD / hot) ** (step / (_STEPS - 1))
         start.value_s = float(
             anneal(
                 self.instance,
@@ -139,8 +182,7 @@ class Arm:
                 self._trial,
             )
         )
-        if start.value_s < self.best_s:
-            self.best, self.best_s = start.tokens.copy(), start.value_s
+        self._keep(start)
 
     @staticmethod
     def steps() -> range:

@@ -12,12 +12,12 @@ from fullbore.ir import Placement, Schedule
 from fullbore.passes import strip_communication
 from fullbore.schedules import FAMILIES, build
 from fullbore.search.evaluate import evaluate, is_legal, objective
-from fullbore.search.instance import Instance, instance_of, work_for
+from fullbore.search.instance import Instance, has_room, instance_of, work_for
 from fullbore.search.memory import Footprint, MemoryLimit
 from fullbore.search.relief import Means
 from fullbore.search.tokens import Tokens, tokens_of
 
-__all__ = ["Candidate", "Job", "Named", "candidates", "evaluated"]
+__all__ = ["Candidate", "Job", "Named", "candidates", "evaluated", "fits_one", "most_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +74,30 @@ def candidates(job: Job) -> list[Candidate]:
     return list(found.values())
 
 
-def _candidate(job: Job, label: str, placement: Placement, named: list[Schedule]) -> Candidate:
+def most_tokens(job: Job) -> int:
+    """Tokens of the longest programs of all ranks that there can be: all backwards split."""
+    return 3 * job.microbatches * job.ranks * max(_virtual_stages(job))
+
+
+def fits_one(job: Job) -> bool:
+    """Whether any placement has room for one microbatch at a time; quickly, without kernels.
+
+    Raises what `candidates` does.
+    """
+    if any(has_room(_instance(job, placement)) for _, placement in _placements(job)):
+        return True
+    return any(has_room(_instance(job, schedule.placement)) for schedule in _named(job))
+
+
+def _instance(job: Job, placement: Placement) -> Instance:
     costs = recut(job.costs, stages=placement.stages)
-    instance = instance_of(
-        costs,
-        placement,
-        microbatches=job.microbatches,
-        footprint=Footprint.of(
-            costs, job.memory_limit, ranks=job.ranks, microbatches=job.microbatches
-        ),
-    )
+    size = {"ranks": job.ranks, "microbatches": job.microbatches}
+    footprint = Footprint.of(costs, job.memory_limit, **size)
+    return instance_of(costs, placement, microbatches=job.microbatches, footprint=footprint)
+
+
+def _candidate(job: Job, label: str, placement: Placement, named: list[Schedule]) -> Candidate:
+    instance = _instance(job, placement)
     fitting = []
     for schedule in named:
         if schedule.placement == placement and (instance.splits or not schedule.splits_backward):
@@ -93,7 +107,11 @@ def _candidate(job: Job, label: str, placement: Placement, named: list[Schedule]
                 fitting.append(Named(name=schedule.name, tokens=tokens, value_s=value_s))
     fitting.sort(key=lambda one: one.value_s)
     return Candidate(
-        label=label, placement=placement, costs=costs, instance=instance, named=tuple(fitting)
+        label=label,
+        placement=placement,
+        costs=recut(job.costs, stages=placement.stages),
+        instance=instance,
+        named=tuple(fitting),
     )
 
 

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 
-RULES = 4
+RULES = 5
 """Numbers that steer the list scheduler, beside the keys: see `construct`."""
 
 _NOTHING = -1
@@ -89,13 +89,16 @@ def construct(
     rules: Floats,  # [RULES]
     program: Tokens,  # out [P, L]
     count: Indices,  # out [P]
+    given: Tokens,  # [P, L]: how the programs begin ...
+    given_count: Indices,  # [P] ... for so many tokens
     work: Work,
 ) -> bool:
     """Write programs that are legal and end; False where even one microbatch does not fit.
 
     rules: 0, the share of a W, and 1, of an F or backward, that must pass before something more
     urgent is there for it to be started at all; 2, the share of the limit that forwards may fill;
-    3, from 0.5 on, backwards are never split.
+    3, the share of microbatches, from the first one on, whose backward is split, and 4, from the
+    last one back.
     """
     done, split, ready_s, link_free_s = work.done, work.split, work.ready_s, work.link_free_s
     own, first, home, link = instance.own, instance.first, instance.home, instance.link
@@ -106,33 +109,45 @@ def construct(
     need, patience_s = _needs(instance), _patience(instance, rules)
     free_s = np.zeros(instance.ranks)  # when each rank's last action ends
     again_s = np.zeros(instance.ranks)  # when it decides next
-    whole = rules[3] >= 0.5 or not instance.splits
+    whole_from = rules[3] * instance.microbatches if instance.splits else 0.0
+    whole_until = (1.0 - rules[4]) * instance.microbatches if instance.splits else np.inf
     while True:
         rank = int(np.argmin(again_s))
         now = again_s[rank]
         if now == np.inf:
             break
-        limit = limits[rank]
-        room[0] = max(limit * rules[2], need[0, own[first[rank]]]) - live[rank]
-        room[1] = limit - live[rank]
-        chosen, later_s = _choose(
-            own,
-            first[rank],
-            first[rank + 1],
-            done,
-            split,
-            ready_s,
-            need,
-            room,
-            keys,
-            paces_s,
-            patience_s,
-            now,
-        )
-        if chosen == _NOTHING:
-            again_s[rank] = later_s
-            continue
-        token = chosen - 1 if whole and chosen & 3 == 2 else chosen
+        token = _NOTHING
+        if count[rank] < given_count[rank]:
+            token = given[rank, count[rank]]
+            later_s = _awaited(token, done, ready_s)
+            if later_s > now:
+                again_s[rank] = later_s
+                continue
+        else:
+            limit = limits[rank]
+            room[0] = max(limit * rules[2], need[0, own[first[rank]]]) - live[rank]
+            room[1] = limit - live[rank]
+            token, later_s = _choose(
+                own,
+                first[rank],
+                first[rank + 1],
+                done,
+                split,
+                ready_s,
+                need,
+                room,
+                keys,
+                paces_s,
+                patience_s,
+                now,
+            )
+            if token == _NOTHING:
+                again_s[rank] = later_s
+                continue
+            if token & 3 == 2 and whole_from <= done[1, token >> 2] < whole_until:
+                token -= 1
+        if live[rank] + instance.rise[token] > limits[rank]:
+            return False
         program[rank, count[rank]] = token
         count[rank] += 1
         live[rank] += change[token]
@@ -156,6 +171,17 @@ def construct(
             other = home[target]
             again_s[other] = min(again_s[other], max(usable_s, free_s[other]))
     return bool(np.all(done[1] == instance.microbatches) and np.all(done[2] == split))
+
+
+@kernel
+def _awaited(token: int, done: Indices, ready_s: Floats) -> float:
+    """When the input of a token that must come next is there: inf where it is not made yet."""
+    stage, way = token >> 2, 0 if token & 3 == 0 else 1
+    if token & 3 == 3 or stage == way * (ready_s.shape[1] - 1):
+        return 0.0
+    if done[way, stage - 1 + 2 * way] <= done[way, stage]:
+        return np.inf
+    return float(ready_s[way, stage, done[way, stage]])
 
 
 @kernel

@@ -34,10 +34,11 @@ _RANGES = np.array(
         (0.0, 1.0),  # rules of the list scheduler
         (0.0, 1.0),
         (0.3, 1.0),
-        (0.0, 0.6),
+        (0.0, 1.0),
+        (0.0, 1.0),
     ]
 )
-_TILT, _LATER, _RULES = 4, 6, 7
+_TILT, _LATER, _RULES, _SPLIT = 4, 6, 7, 10
 
 
 class Flow:
@@ -80,7 +81,8 @@ def draw(random: np.random.Generator, settings: int) -> Floats:
     drawn[:, 0:2] = np.where(random.random((settings, 1)) < 0.4, 1.0, drawn[:, 0:2])
     drawn[:, [_TILT, _LATER]] *= random.random((settings, 2)) < 0.5
     drawn[:, _TILT + 1] = np.where(random.random(settings) < 0.5, 1.0, drawn[:, _TILT + 1])
-    drawn[:, -1] = random.random(settings) < 0.1
+    drawn[:, _SPLIT:] **= 2
+    drawn[:, _SPLIT] = np.where(random.random(settings) < 0.5, 1.0, drawn[:, _SPLIT])
     return np.ascontiguousarray(drawn)
 
 
@@ -131,23 +133,51 @@ def _explore(
     best_count: Indices,
     values: Floats,
 ) -> None:
-    keys, paces_s = np.zeros((3, instance.stages)), np.zeros(2)
-    best, far_s, most = np.inf, instance.ranks * period_s, max(1, instance.ranks - 1)
+    best, nothing = np.inf, np.zeros(instance.ranks, dtype=np.int64)
     for number in range(len(settings)):
-        setting = settings[number]
-        paces_s[0], paces_s[1] = period_s, setting[5] * period_s
-        for stage in range(instance.stages):
-            later = setting[_LATER] * chunk[stage] * period_s
-            keys[0, stage] = setting[0] * chain_s[0, stage] - later
-            keys[1, stage] = setting[1] * chain_s[1, stage] + later
-            tilt = setting[_TILT] * instance.home[stage] / most
-            keys[2, stage] = keys[1, stage] + (setting[3] + tilt) * far_s
-            keys[1, stage] += setting[2] * far_s
-        rules = setting[_RULES:]
-        complete = construct(instance, keys, paces_s, rules, program, count, work)
+        complete = lay_out(
+            instance,
+            chain_s,
+            chunk,
+            period_s,
+            settings[number],
+            program,
+            count,
+            program,
+            nothing,
+            work,
+        )
         if complete and evaluate(instance, program, count, work):
             values[number] = objective(work, spans)
             if values[number] < best:
                 best = values[number]
                 best_program[:] = program
                 best_count[:] = count
+
+
+@kernel
+def lay_out(
+    instance: Instance,
+    chain_s: Floats,
+    chunk: Floats,
+    period_s: float,
+    setting: Floats,
+    program: TokenArray,  # out
+    count: Indices,  # out
+    given: TokenArray,
+    given_count: Indices,
+    work: Work,
+) -> bool:
+    """The list scheduler with one setting, after programs that begin as given (see `construct`)."""
+    keys, paces_s = np.zeros((3, instance.stages)), np.zeros(2)
+    far_s, most = instance.ranks * period_s, max(1, instance.ranks - 1)
+    paces_s[0], paces_s[1] = period_s, setting[5] * period_s
+    for stage in range(instance.stages):
+        later = setting[_LATER] * chunk[stage] * period_s
+        keys[0, stage] = setting[0] * chain_s[0, stage] - later
+        keys[1, stage] = setting[1] * chain_s[1, stage] + later
+        tilt = setting[_TILT] * instance.home[stage] / most
+        keys[2, stage] = keys[1, stage] + (setting[3] + tilt) * far_s
+        keys[1, stage] += setting[2] * far_s
+    rules = setting[_RULES:]
+    return bool(construct(instance, keys, paces_s, rules, program, count, given, given_count, work))

@@ -19,7 +19,7 @@ from fullbore.errors import CostsError
 from fullbore.ir import Kind, Placement
 from fullbore.search.memory import ROUNDING, Footprint
 
-__all__ = ["Instance", "Work", "instance_of", "work_for"]
+__all__ = ["Instance", "Work", "has_room", "instance_of", "work_for"]
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -111,6 +111,20 @@ def instance_of(
         hop_s=float(costs.hop_s),
         splits=all(stage.is_split for stage in costs.stages),
     )
+
+
+def has_room(instance: Instance) -> bool:
+    """Whether every rank has room for one microbatch on all of its stages, in whatever order."""
+    kept = instance.rise.reshape(-1, 4)[:, Kind.F]
+    backward = instance.rise.reshape(-1, 4)[:, Kind.B]
+    if instance.splits:
+        backward = np.minimum(backward, instance.rise.reshape(-1, 4)[:, Kind.I])
+    for rank in range(instance.ranks):
+        own = instance.own[instance.first[rank] : instance.first[rank + 1]]
+        peaks = np.cumsum(kept[own]) + np.maximum(0.0, backward[own])
+        if peaks.max() > instance.limit[rank]:
+            return False
+    return True
 
 
 def work_for(instance: Instance) -> Work:

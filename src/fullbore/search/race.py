@@ -3,7 +3,8 @@
 Two starts that differ by a thousandth in their objective may end up percents apart, and nobody
 can tell which from the outside. So a generation of starts is improved for a few moves each, the
 best third of them for three times as many, and so on until one is left; then comes the next
-generation, from other settings, with the best so far among it.
+generation, from other settings, with the best so far among it. The first one begins cold, which
+keeps what its starts are good for; others begin hotter, for a way out of where all of them end.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _STARTS = 9  # of a generation, over all arms
 _FEWEST = 2  # of each arm, in the first one
 _MOVES = 12  # of the first heat of a generation, for each token ...
 _TOKEN_MOVES = 240_000_000  # ... and at most so many times tokens: a move takes longer with them
+_GROWN = 80  # moves for each time that programs are cut and grow anew
+_FEWEST_GROWN = 20
+_HOT = (0.05, 0.3, 0.15)  # the first temperature of each generation in turn, of the mean action
 _EXPLORING = 0.12  # share of the budget that goes to list schedules first
 
 
@@ -98,7 +102,7 @@ class Race:
         moves = min(_MOVES * size, _TOKEN_MOVES // size)
         while entrants and not self.is_over():
             for arm, start in entrants:
-                self._cool(arm, start, moves)
+                self._cool(arm, start, moves, _HOT[generation % len(_HOT)])
                 self._remember(arm, start)
                 if self.is_over():
                     return
@@ -115,9 +119,9 @@ class Race:
             del self.finalists[_STARTS:]
 
     def _entrants(self, generation: int) -> list[tuple[Arm, Start]]:
-        """The starts of a generation: the best of all, but a few of every arm at first."""
+        """The starts of a generation: the best of all, but some of every arm, more at first."""
         offered = [(arm, arm.starts(_STARTS)) for arm in self.open_arms]
-        fewest = _FEWEST if generation == 0 else 0
+        fewest = _FEWEST if generation == 0 else 1
         chosen = [(arm, start) for arm, starts in offered for start in starts[:fewest]]
         others = [(arm, start) for arm, starts in offered for start in starts[fewest:]]
         others.sort(key=lambda entrant: entrant[1].value_s)
@@ -127,11 +131,18 @@ class Race:
             chosen.append((best, Start(tokens=best.best.copy(), value_s=best.best_s)))
         return chosen
 
-    def _cool(self, arm: Arm, start: Start, moves: int) -> None:
-        """A round from hot to cold."""
+    def _cool(self, arm: Arm, start: Start, moves: int, hot: float) -> None:
+        """Grow anew, then a round of local search from hot to cold."""
+        left = max(_FEWEST_GROWN, moves // _GROWN)
+        while left > 0:
+            settings = min(left, arm.round)
+            self._spend(arm.regrow(start, self._random, settings))
+            left -= settings
+            if self.is_over() or arm.is_done:
+                return
         now = start.tokens.copy()
         for step in arm.steps():
-            arm.cool(start, now, step, moves)
+            arm.cool(start, now, step, moves, hot)
             self._spend(max(1, moves // len(arm.steps())))
             if self.is_over() or arm.is_done:
                 return

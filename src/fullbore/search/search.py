@@ -18,7 +18,14 @@ from fullbore.schedules.numbers import check_numbers
 from fullbore.search.arm import CLOSE, Arm
 from fullbore.search.beyond import Beyond, search_beyond
 from fullbore.search.budget import Budget, Limits, Progress
-from fullbore.search.candidates import Job, Named, candidates, evaluated
+from fullbore.search.candidates import (
+    Job,
+    Named,
+    candidates,
+    evaluated,
+    fits_one,
+    most_tokens,
+)
 from fullbore.search.exact import check_provable, prove
 from fullbore.search.improve import seed_kernels
 from fullbore.search.race import Race
@@ -78,17 +85,15 @@ def search(
     Raises ScheduleError or ConfigError where P, v or M do not fit the costs, or not even one
     microbatch fits the memory limit; CostsError where a limit in bytes meets costs without bytes.
     """
-    check_numbers(ranks=job.ranks, microbatches=job.microbatches)
     _check_effort(seed, prove_s)
+    _check_means(job, jitter, proves=prove_s is not None)
+    plain = replace(job, costs=keeping_all(job.costs)) if job.means else job
+    _check(plain, proves=prove_s is not None)
     _compile(robust=jitter is not None)
     seed_kernels(seed)
-    _check_means(job, jitter, proves=prove_s is not None)
     budget = Budget(limits or Limits(), report)
     random = np.random.default_rng(seed)
-    plain = replace(job, costs=keeping_all(job.costs)) if job.means else job
     arms = [Arm(one, spans=job.spans) for one in candidates(plain)]
-    if prove_s is not None:
-        check_provable(max(arm.size for arm in arms))
     until = _NOMINAL if jitter is not None or job.means else 1.0
     race = Race(arms, budget, random, until=until)
     race.begin()
@@ -110,6 +115,15 @@ def _check_effort(seed: int, prove_s: float | None) -> None:
         raise ConfigError(f"a seed of {seed}: the nearest legal value is 0")
     if prove_s is not None and not prove_s > 0:  # nor is it a number
         raise ConfigError(f"{prove_s:g} s for a proof: give more than 0, or leave it out")
+
+
+def _check(job: Job, *, proves: bool) -> None:
+    """Refuse what cannot be searched, before kernels are compiled for it."""
+    check_numbers(ranks=job.ranks, microbatches=job.microbatches)
+    if proves:
+        check_provable(most_tokens(job))
+    if not fits_one(job) and not job.means:
+        raise _too_tight(job)
 
 
 def _too_tight(job: Job) -> ConfigError:
@@ -167,6 +181,7 @@ def _compile(*, robust: bool) -> None:
         arm.explore(random)
         arm.settle()
         for start in arm.starts(1):
+            arm.regrow(start, random, 1)
             arm.cool(start, start.tokens.copy(), 0, 1)
             if robust:
                 compile_hardening(arm, start)
