@@ -163,6 +163,16 @@ def test_a_stage_that_changes_its_input_cannot_be_recomputed() -> None:
         pipe.step(*batch(2 * M))
 
 
+@pytest.mark.parametrize("recompute", ["full", 1])
+def test_a_stage_that_takes_a_derivative_cannot_be_recomputed(recompute) -> None:
+    stage = nn.Sequential(*stages_of("penalized", 1))
+    with (
+        alone(stage, recompute=recompute) as pipe,
+        pytest.raises(PipelineError, match="takes a derivative inside its own forward"),
+    ):
+        pipe.step(*batch(2 * M))
+
+
 def test_a_stage_that_does_something_else_the_second_time_is_told() -> None:
     class Fickle(Block):
         calls = 0
@@ -273,6 +283,11 @@ def test_the_report_names_what_goes_with_i() -> None:
     assert set(report.with_input) == {"table.weight", "both"}
     assert report.queued_matrix_elements == WIDTH**2
     assert report.share_with_input == pytest.approx(2 / 3)
+
+
+def test_what_has_no_memory_weighs_nothing() -> None:
+    with alone(*stages_of("tangent", 1), record=True) as pipe:
+        assert pipe.step(*batch(2 * M)).stage_activation_bytes[0] > 0
 
 
 def test_a_whole_backward_has_no_report() -> None:

@@ -344,9 +344,15 @@ class _Base:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Bytes by address; sparse tensors have no one storage, and do not count."""
-    found = (tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
+    """Bytes by address; sparse tensors have no one storage, zeros of a derivative taken forwards
+    none at all, and neither count.
+    """
+    found = (tensor.untyped_storage() for tensor in tensors if _has_storage(tensor))
     return {storage.data_ptr(): storage.nbytes() for storage in found}
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor._is_zerotensor()
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:

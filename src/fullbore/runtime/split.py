@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge
 
 from fullbore.ir import Kind, Schedule
@@ -63,8 +64,7 @@ class SplitBackward:
         self._embeddings = _embeddings(module)
         self._names = {id(p): name for name, p in module.named_parameters()}
         self._parameters = {id(p): p for p in module.parameters()}
-        # exact type: a subclass may mean more by a product than its numbers
-        self.weights = {i: p for i, p in self._parameters.items() if type(p) is nn.Parameter}
+        self.weights = {i: p for i, p in self._parameters.items() if _is_plain(p)}
         self._modules = {id(part) for part in module.modules()}
         self._is_compiled = _is_compiled(module)
         interception.prepare()
@@ -135,6 +135,7 @@ class SplitBackward:
             and id(weight) not in self._with_input
             and self._can_wait(bias)
             and not torch._C._are_functorch_transforms_active()
+            and forward_ad._current_level < 0
         ):
             return None
         dtype = _dtype_of_product(x, weight)
@@ -274,6 +275,15 @@ def _is_compiled(module: nn.Module) -> bool:
         type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
         for part in module.modules()
     )
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    """Whether a product with it is what `products` takes it for: real numbers, some of them, and
+    of the exact type, since a subclass may mean more by a product than its numbers.
+    """
+    if type(parameter) is not nn.Parameter:
+        return False
+    return parameter.is_floating_point() and parameter.numel() > 0
 
 
 def _gate(weight: nn.Parameter) -> torch.Tensor:
