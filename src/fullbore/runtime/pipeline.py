@@ -299,10 +299,10 @@ class Pipeline:
         stages = self._setup.stages.values()
         return list({id(p): p for module in stages for p in module.parameters()}.values())
 
-    def buffers(self) -> list[torch.Tensor]:
-        """The buffers of this rank's stages, each once."""
+    def modules(self) -> list[nn.Module]:
+        """This rank's stages and all within them, each once."""
         stages = self._setup.stages.values()
-        return list({id(b): b for module in stages for b in module.buffers()}.values())
+        return list(dict.fromkeys(part for module in stages for part in module.modules()))
 
     @property
     def device(self) -> torch.device:
