@@ -229,7 +229,7 @@ def _finish(temporary: Path, target: Path, progress: Progress) -> None:
 
 
 def _set_aside(folder: Path, name: str) -> Path:
-    """Where a checkpoint is for as long as it takes to put another of the same step in its place."""
+    """Where a checkpoint is while another one of the same step is put in its place."""
     return folder / f".{name}.old"
 
 
