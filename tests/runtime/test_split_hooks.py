@@ -10,6 +10,7 @@ from pipe_models import WIDTH, Block, batch, differences, gradients, mse, refere
 from split_models import Recomputed, TiedInside, stages_of
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fullbore.errors import PipelineError
 from fullbore.ir import Kind
@@ -283,6 +284,25 @@ def test_the_report_names_what_goes_with_i() -> None:
     assert set(report.with_input) == {"table.weight", "both"}
     assert report.queued_matrix_elements == WIDTH**2
     assert report.share_with_input == pytest.approx(2 / 3)
+
+
+class Doubling(TorchFunctionMode):
+    """Means something of its own by torch's linear."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is functional.linear else result
+
+
+def test_a_function_mode_around_a_step_sees_torchs_functions() -> None:
+    stage, twin = Block(), Block()
+    twin.load_state_dict(stage.state_dict())
+    x, y = batch(2 * M)
+    with alone(stage) as pipe, Doubling():
+        for _ in range(2):
+            _, expected = reference([twin], x.chunk(M), y.chunk(M))
+            pipe.step(x, y)
+        assert differences(gradients({0: stage}), expected) == []
 
 
 def test_what_has_no_memory_weighs_nothing() -> None:
