@@ -164,7 +164,7 @@ def _clock_place(clock: Clock) -> str:
 
 def _answer_pings(control: Control, peer: int, clock: Clock) -> None:
     for _ in range(_PINGS):
-        tensor = torch.zeros(1, dtype=torch.float64)
+        tensor = torch.zeros(1, dtype=torch.float64, device="cpu")
         control.receive(peer, tensor)
         tensor[0] = clock()
         control.send(peer, tensor)
@@ -173,7 +173,7 @@ def _answer_pings(control: Control, peer: int, clock: Clock) -> None:
 def _ping(control: Control, clock: Clock) -> float:
     best_s, offset_s = float("inf"), 0.0
     for _ in range(_PINGS):
-        tensor = torch.zeros(1, dtype=torch.float64)
+        tensor = torch.zeros(1, dtype=torch.float64, device="cpu")
         sent_s = clock()
         control.send(0, tensor)
         control.receive(0, tensor)
