@@ -9,7 +9,11 @@ import pytest
 from ranks import run_ranks
 
 CASES: dict[int, list[Any]] = {
-    2: [(("1f1b", 3, None), "adamw"), (("split", 3, None), "sgd"), (("gpipe", 2, None), "sgd")],
+    2: [
+        (("1f1b", 3, None), "a rate that is a tensor"),
+        (("split", 3, None), "sgd"),
+        (("gpipe", 2, None), "changes gradients"),
+    ],
     4: [(("1f1b", 4, None), "sgd"), (("interleaved", 4, 2), "adamw")],
 }
 

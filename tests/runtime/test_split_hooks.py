@@ -10,6 +10,7 @@ from pipe_models import WIDTH, Block, batch, differences, gradients, mse, refere
 from split_models import Recomputed, TiedInside, stages_of
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fullbore.errors import PipelineError
 from fullbore.ir import Kind
@@ -163,6 +164,16 @@ def test_a_stage_that_changes_its_input_cannot_be_recomputed() -> None:
         pipe.step(*batch(2 * M))
 
 
+@pytest.mark.parametrize("recompute", ["full", 1])
+def test_a_stage_that_takes_a_derivative_cannot_be_recomputed(recompute) -> None:
+    stage = nn.Sequential(*stages_of("penalized", 1))
+    with (
+        alone(stage, recompute=recompute) as pipe,
+        pytest.raises(PipelineError, match="takes a derivative inside its own forward"),
+    ):
+        pipe.step(*batch(2 * M))
+
+
 def test_a_stage_that_does_something_else_the_second_time_is_told() -> None:
     class Fickle(Block):
         calls = 0
@@ -275,6 +286,30 @@ def test_the_report_names_what_goes_with_i() -> None:
     assert report.share_with_input == pytest.approx(2 / 3)
 
 
+class Doubling(TorchFunctionMode):
+    """Means something of its own by torch's linear."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is functional.linear else result
+
+
+def test_a_function_mode_around_a_step_sees_torchs_functions() -> None:
+    stage, twin = Block(), Block()
+    twin.load_state_dict(stage.state_dict())
+    x, y = batch(2 * M)
+    with alone(stage) as pipe, Doubling():
+        for _ in range(2):
+            _, expected = reference([twin], x.chunk(M), y.chunk(M))
+            pipe.step(x, y)
+        assert differences(gradients({0: stage}), expected) == []
+
+
+def test_what_has_no_memory_weighs_nothing() -> None:
+    with alone(*stages_of("tangent", 1), record=True) as pipe:
+        assert pipe.step(*batch(2 * M)).stage_activation_bytes[0] > 0
+
+
 def test_a_whole_backward_has_no_report() -> None:
     with alone(Block(), gpipe(ranks=1, microbatches=M)) as pipe:
         pipe.step(*batch(2 * M))
@@ -287,16 +322,20 @@ def test_main_gradients_are_the_sum_in_more_bits(split) -> None:
     stage, twin = TiedInside().bfloat16(), TiedInside().bfloat16()
     twin.load_state_dict(stage.state_dict())
     schedule = gpipe(ranks=1, microbatches=M)
+    stage.first.requires_grad_(False)  # not from the start
     x, y = (part.bfloat16() for part in batch(2 * M))
     expected: dict[str, torch.Tensor] = {}
     with alone(
         stage, split_backward(schedule) if split else schedule, main_grad_dtype=torch.float32
     ) as pipe:
-        for _ in range(2):
+        for is_trained in (False, True):  # from the second step on
+            for model in (stage, twin):
+                model.first.requires_grad_(is_trained)
             for part, target in zip(x.chunk(M), y.chunk(M), strict=True):
                 (mse(twin(part), target) / M).backward()
                 for name, weight in twin.named_parameters():
-                    expected[name] = expected.get(name, 0) + weight.grad.float()
+                    if weight.grad is not None:
+                        expected[name] = expected.get(name, 0) + weight.grad.float()
                 twin.zero_grad()
             pipe.step(x, y)
         for name, weight in stage.named_parameters():

@@ -168,7 +168,7 @@ ODD_KINDS: dict[str, Any] = {
     "main_grad_dtype": torch.int32,
     "reduce_dtype": "float32",
     "timeout_s": float("nan"),
-    "stall_timeout_s": -1,
+    "stall_timeout_s": 1e30,
     "flight_record": 3,
     "device": "cuda:99",
     "count_fn": mse,  # right, but only with reduction="mean"

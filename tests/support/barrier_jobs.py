@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,15 +21,29 @@ LARGE, NOT_A_NUMBER = (2, 3, 7), 5  # steps with large gradients, and one with a
 MAX_NORM = 2.0
 
 
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "adamw": lambda weights: torch.optim.AdamW(weights, lr=1e-2),
+    "a rate that is a tensor": lambda weights: torch.optim.AdamW(
+        weights, lr=torch.tensor(1e-2), foreach=False
+    ),
+    "sgd": lambda weights: torch.optim.SGD(weights, lr=1e-2, momentum=0.9),
+    "changes gradients": lambda weights: torch.optim.SGD(
+        weights, lr=1e-2, momentum=0.9, nesterov=True, foreach=True
+    ),
+}
+
+
 class Noisy(Block):
-    """With dropout, and a buffer that every forward in training changes."""
+    """With dropout, buffers that every forward in training changes, and one that it replaces."""
 
     def __init__(self) -> None:
         super().__init__()
         self.drop, self.batch_norm = nn.Dropout(0.2), nn.BatchNorm1d(WIDTH)
+        self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.batch_norm(self.drop(super().forward(x)))
+        self.seen = self.seen + 1
+        return self.batch_norm(self.drop(super().forward(x))) * (1 + 0.01 * self.seen)
 
 
 def data(step: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,10 +65,7 @@ def train(rank: int, ranks: int, case: Case, kind: str, late: bool, replicas: in
     mine = own(stages, schedule, here)
     torch.manual_seed(rank)
     weights = [p for module in mine.values() for p in module.parameters()]
-    if kind == "adamw":
-        optimizer: Any = torch.optim.AdamW(weights, lr=1e-2)
-    else:
-        optimizer = torch.optim.SGD(weights, lr=1e-2, momentum=0.9)
+    optimizer: Any = OPTIMIZERS[kind](weights)
     rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
     pipe = Pipeline(mine, schedule, mse, mesh=mesh)
     told: list[Validated] = []

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pipe_models import WIDTH, Block
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
@@ -232,6 +233,47 @@ class HalfFrozen(nn.Module):
         return self.one(torch.tanh(self.three(torch.tanh(self.two(torch.tanh(self.one(x)))))))
 
 
+class Empty(nn.Module):
+    """Products without rows, as of experts that no token chose, and one without columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.none = nn.Linear(1, WIDTH)
+        self.none.weight = nn.Parameter(torch.zeros(WIDTH, 0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        unchosen = self.two(torch.tanh(self.one(x[None, :0, None])))
+        return self.two(self.one(x)) + unchosen.sum() + self.none(x[:, None, :0])[:, 0]
+
+
+class Imaginary(nn.Module):
+    """Complex numbers, of which a gradient is the conjugate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves = nn.Linear(WIDTH, WIDTH, dtype=torch.complex64)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        waves = self.waves(self.waves(torch.complex(x, x.flip(0))))
+        return self.linear(waves.real * waves.imag)
+
+
+class Tangent(nn.Module):
+    """Takes a derivative forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with forward_ad.dual_level():
+            dual = torch.tanh(self.inner(forward_ad.make_dual(x, torch.ones_like(x))))
+            y, tangent = forward_ad.unpack_dual(dual)
+        return self.outer(y) + tangent
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "block": Block,
     "adapted": Adapted,
@@ -246,6 +288,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "in-half": InHalf,
     "penalized": Penalized,
     "half-frozen": HalfFrozen,
+    "empty": Empty,
+    "imaginary": Imaginary,
+    "tangent": Tangent,
     "checkpoint": lambda: Recomputed(reentrant=False),
     "reentrant": lambda: Recomputed(reentrant=True),
 }

@@ -17,8 +17,9 @@ pytest.importorskip("torch")
 
 import ranks
 
-from fullbore.errors import DataError, FullboreError, RankError
+from fullbore.errors import DataError, FullboreError, PipelineError, RankError
 from fullbore.runtime import DIED
+from fullbore.train import launch
 from fullbore.train.launch import launch_ranks
 
 _PATIENCE_S = 50.0
@@ -119,3 +120,34 @@ def test_a_process_ends_with_the_one_that_started_it() -> None:
     finally:
         if child.is_running():
             child.kill()
+
+
+def test_a_signal_before_any_rank_is_there_reaches_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    config = launch._config
+
+    def struck(ranks: int) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return config(ranks)
+
+    monkeypatch.setattr(launch, "_config", struck)
+    with pytest.raises(KeyboardInterrupt):
+        launch_ranks(_stays, tmp_path, ranks=2)
+    assert not list(tmp_path.iterdir())
+
+
+def _stays(folder: Path) -> None:
+    """A rank that would have to be waited for."""
+    (folder / str(os.getpid())).touch()
+    time.sleep(_PATIENCE_S)
+
+
+def test_a_server_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(launch, "elastic_launch", lambda *_: gone)
+    with pytest.raises(PipelineError, match="ended before they were there"):
+        launch_ranks(_stays, ranks=2)

@@ -6,7 +6,6 @@ the others would wait for it. So it is asked first, and told to all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -16,7 +15,9 @@ from torch import nn
 
 from fullbore.ir import Schedule
 
-__all__ = ["is_duration", "objection_to_kinds"]
+__all__ = ["LONGEST_S", "is_duration", "objection_to_kinds"]
+
+LONGEST_S = 24 * 24 * 3600  # 24 days: whoever waits in milliseconds has 31 bits for them
 
 
 def objection_to_kinds(given: Mapping[str, Any]) -> str | None:
@@ -29,7 +30,7 @@ def objection_to_kinds(given: Mapping[str, Any]) -> str | None:
 
 def is_duration(value: Any) -> bool:
     """Whether this is a number of seconds that one can wait."""
-    return _is_number(value) and 0 < value < math.inf
+    return _is_number(value) and 0 < value <= LONGEST_S
 
 
 def _is_number(value: Any) -> bool:
@@ -76,11 +77,11 @@ _KINDS = (
     ("recompute", _is_recompute, '"none", "full", "placed" or a number of blocks'),
     ("main_grad_dtype", _is_float_type, "a floating-point torch.dtype or None"),
     ("reduce_dtype", _is_float_type, "a floating-point torch.dtype or None"),
-    ("timeout_s", is_duration, "a number of seconds above 0"),
+    ("timeout_s", is_duration, f"a number of seconds above 0, at most {LONGEST_S}"),
     (
         "stall_timeout_s",
         lambda value: value is None or is_duration(value),
-        "a number of seconds above 0, or None",
+        f"a number of seconds above 0, at most {LONGEST_S}, or None",
     ),
     ("flight_record", _is_folder, "the path of a folder, or None"),
     ("offload_folder", _is_folder, "the path of a folder, or None"),

@@ -40,7 +40,7 @@ class Losses:
 
     def sum(self) -> float:
         """In double precision, in the order in which they came."""
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         for value in self._values.values():
             total = total.to(value.device) if isinstance(value, torch.Tensor) else total
             total += value.reshape(()) if isinstance(value, torch.Tensor) else value
@@ -52,7 +52,7 @@ class Losses:
         return [
             value
             if isinstance(value, torch.Tensor)
-            else torch.full(self._shape, value, dtype=self._dtype)
+            else torch.full(self._shape, value, dtype=self._dtype, device="cpu")
             for value in in_order
         ]
 

@@ -71,7 +71,7 @@ class Control:
         may begin and end before this one is waited for.
         """
         tag = _total_tag(len(values), late=late)
-        mine = torch.tensor(values, dtype=torch.float64)
+        mine = torch.tensor(values, dtype=torch.float64, device="cpu")
         if self.ranks == 1:
             return mine.tolist
         if self.rank == 0:
@@ -101,7 +101,7 @@ class Control:
 
         The others' own values only say how many there are. The teller waits for nobody.
         """
-        told = torch.tensor(values, dtype=torch.float64)
+        told = torch.tensor(values, dtype=torch.float64, device="cpu")
         if self.rank != teller:
             posted = [self._heard(teller, told, _TOLD)]
             return partial(self._total_elsewhere, told, posted)
@@ -119,19 +119,19 @@ class Control:
         if self.rank == 0:
             values = [value, *(self._receive_value(rank) for rank in range(1, self.ranks))]
             body = _pickled(values)
-            self._tell_everyone(torch.tensor([len(body)]))
+            self._tell_everyone(torch.tensor([len(body)], device="cpu"))
             self._tell_everyone(body)
             return values
         body = _pickled(value)
-        self.send(0, torch.tensor([len(body)]))
+        self.send(0, torch.tensor([len(body)], device="cpu"))
         self.send(0, body)
         gathered: list[Any] = self._receive_value(0)
         return gathered
 
     def _receive_value(self, peer: int) -> Any:
-        length = torch.zeros(1, dtype=torch.int64)
+        length = torch.zeros(1, dtype=torch.int64, device="cpu")
         self.receive(peer, length)
-        body = torch.empty(int(length), dtype=torch.uint8)
+        body = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         self.receive(peer, body)
         return pickle.loads(body.numpy().tobytes())
 

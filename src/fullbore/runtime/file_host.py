@@ -133,7 +133,7 @@ class FileHost:
                 raise away.copy.error
             found = []
             for size, start in zip(away.sizes, starts, strict=False):
-                tensor = torch.empty(size, dtype=torch.uint8)
+                tensor = torch.empty(size, dtype=torch.uint8, device="cpu")
                 _read(number, _memory(tensor), start)
                 found.append(tensor.untyped_storage())
             return found

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 __all__ = ["MainGradients", "gradient_dtype", "gradient_of", "set_gradient"]
 
@@ -40,22 +41,30 @@ def gradient_dtype(weight: nn.Parameter) -> torch.dtype:
 
 
 class MainGradients:
-    """Keeps main gradients for those of the weights that have another dtype; `close` ends it.
+    """Keeps main gradients for those weights that have another dtype; `close` ends it.
 
     A weight's main gradient is None until its first gradient comes, and again whenever it is set
     to None, as an optimizer does after it has stepped.
     """
 
-    def __init__(self, weights: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._weights = [w for w in weights if w.requires_grad and w.dtype != dtype]
-        for weight in self._weights:
-            setattr(weight, _NAME, None)
-            setattr(weight, _DTYPE, dtype)
-        self._hooks = [
-            weight.register_post_accumulate_grad_hook(self._move)  # type: ignore[no-untyped-call]
-            for weight in self._weights
-        ]
+        self._weights: dict[int, nn.Parameter] = {}
+        self._hooks: list[RemovableHandle] = []
+
+    def keep_for(self, weights: Iterable[nn.Parameter]) -> None:
+        """From now on for these too, as far as they are trained; a weight may be so later only."""
+        for weight in weights:
+            if weight.requires_grad and id(weight) not in self._weights:
+                self._keep_for(weight)
+
+    def _keep_for(self, weight: nn.Parameter) -> None:
+        if weight.dtype == self._dtype:
+            return
+        self._weights[id(weight)] = weight
+        setattr(weight, _NAME, None)
+        setattr(weight, _DTYPE, self._dtype)
+        self._hooks.append(weight.register_post_accumulate_grad_hook(self._move))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _move(self, weight: torch.Tensor) -> None:
@@ -72,7 +81,7 @@ class MainGradients:
         """Gradients go to .grad again."""
         for hook in self._hooks:
             hook.remove()
-        for weight in self._weights:
+        for weight in self._weights.values():
             delattr(weight, _NAME)
             delattr(weight, _DTYPE)
-        self._weights = []
+        self._weights = {}

@@ -54,7 +54,7 @@ def squares_of(parameters: Iterable[nn.Parameter]) -> float:
 
 def coefficient_of(*, max_norm: float, norm: float) -> torch.Tensor:
     """What gradients of this norm are multiplied by, as torch.nn.utils.clip_grad_norm_ does it."""
-    return torch.clamp(max_norm / (torch.tensor(norm) + 1e-6), max=1.0)
+    return torch.clamp(max_norm / (torch.tensor(norm, device="cpu") + 1e-6), max=1.0)
 
 
 def scale_to(parameters: Iterable[nn.Parameter], *, max_norm: float, norm: float) -> None:

@@ -221,6 +221,7 @@ def _is_simple(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
+        and not tensor._is_zerotensor()  # a derivative taken forwards has zeros without memory
     )
 
 

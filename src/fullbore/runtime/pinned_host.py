@@ -20,7 +20,10 @@ class _Pinned:
     __slots__ = ("memory", "size")
 
     def __init__(self, size: int) -> None:
-        self.memory, self.size = torch.empty(size, dtype=torch.uint8, pin_memory=True), size
+        self.memory, self.size = (
+            torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True),
+            size,
+        )
 
 
 class _StreamCopy:

@@ -27,6 +27,7 @@ from fullbore.ir import Schedule
 from fullbore.passes import forward_only, insert_communication
 from fullbore.runtime.ahead import Ahead
 from fullbore.runtime.arguments import Arguments, judge, patience_of, rendezvous_of
+from fullbore.runtime.batch import Batch
 from fullbore.runtime.batching import make_batch
 from fullbore.runtime.device import device_of, side_of
 from fullbore.runtime.main_grad import MainGradients
@@ -158,7 +159,8 @@ class Pipeline:
         self._clock, self._life, self._closed = clock, 0, False
         self._main_gradients = None
         if main_grad_dtype is not None:
-            self._main_gradients = MainGradients(self.weights(), main_grad_dtype)
+            self._main_gradients = MainGradients(main_grad_dtype)
+            self._main_gradients.keep_for(self.weights())
         self._session = self._begin_life()
         with self._session.together("starting"):
             self._session.equalize()
@@ -234,7 +236,7 @@ class Pipeline:
         """
         session = self._living_session()
         with session.together("preparing the batch"):
-            batch = make_batch(self._setup, inputs, targets, kwargs, train=True)
+            batch = self._batch(inputs, targets, kwargs, train=True)
         session.run_ahead(batch, follows=follows)
         self.step_number += 1
         return Ahead(session, batch, self.weights(), is_first_replica=self.replica == 0)
@@ -299,10 +301,10 @@ class Pipeline:
         stages = self._setup.stages.values()
         return list({id(p): p for module in stages for p in module.parameters()}.values())
 
-    def buffers(self) -> list[torch.Tensor]:
-        """The buffers of this rank's stages, each once."""
+    def modules(self) -> list[nn.Module]:
+        """This rank's stages and all within them, each once."""
         stages = self._setup.stages.values()
-        return list({id(b): b for module in stages for b in module.buffers()}.values())
+        return list(dict.fromkeys(part for module in stages for part in module.modules()))
 
     @property
     def device(self) -> torch.device:
@@ -343,6 +345,13 @@ class Pipeline:
         self._session.life.step = self.step_number
         return self._session
 
+    def _batch(
+        self, inputs: Any, targets: Any, kwargs: Mapping[str, Any] | None, *, train: bool
+    ) -> Batch:
+        if train and self._main_gradients is not None:
+            self._main_gradients.keep_for(self.weights())  # of which some may be trained only now
+        return make_batch(self._setup, inputs, targets, kwargs, train=train)
+
     def _run(
         self,
         inputs: Any,
@@ -354,7 +363,7 @@ class Pipeline:
     ) -> StepResult:
         session = self._living_session()
         with session.together("preparing the batch"):
-            batch = make_batch(self._setup, inputs, targets, kwargs, train=train)
+            batch = self._batch(inputs, targets, kwargs, train=train)
             batch.return_outputs = return_outputs
         log = SpanLog(stamps_for(self._setup.side.device, self._clock)) if self.record else None
         meter = self._meter if self.record else None

@@ -27,12 +27,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fullbore.errors import PipelineError
 from fullbore.runtime.ahead import Ahead, Totals
 from fullbore.runtime.main_grad import gradient_of, set_gradient
 from fullbore.runtime.norm import coefficient_of, scale_to
 from fullbore.runtime.pipeline import Pipeline
+from fullbore.runtime.sharded import local_part
 
 __all__ = ["Kept", "PostValidatedOptimizer", "Undoable", "Validated"]
 
@@ -118,6 +120,7 @@ class PostValidatedOptimizer:
         self._max_norm = math.inf if max_norm is None else max_norm
         self._pending: _Pending | None = None
         self._waits = False  # for the norm, after a step that had to be clipped
+        self._changes_gradients = True  # the optimizer's step; not known before the first one
 
     def step(
         self,
@@ -191,11 +194,25 @@ class PostValidatedOptimizer:
         return run
 
     def _take_hopefully(self, ahead: Ahead, totals: Callable[[], Totals]) -> _Pending:
-        gradients = [(weight, gradient_of(weight)) for weight in ahead.weights]
+        found = [(weight, gradient_of(weight)) for weight in ahead.weights]
+        gradients = [(w, _copied(g)) for w, g in found] if self._changes_gradients else found
+        versions = _versions(found)
         kept = self._optimizer.keep()
         self._optimizer.step()
+        self._see_gradients(is_changed=versions != _versions(found))
         _forget_gradients(ahead)
         return _Pending(totals=totals, ahead=ahead, kept=kept, gradients=gradients)
+
+    def _see_gradients(self, *, is_changed: bool) -> None:
+        """Some optimizers change gradients in place, as SGD with nesterov and foreach does; of
+        those a copy is kept, since a step may have to be taken again.
+        """
+        if is_changed and not self._changes_gradients:
+            raise PipelineError(
+                "the optimizer has changed gradients in place, which it did not do in its first "
+                "step: they would be needed again; step it with a barrier"
+            )
+        self._changes_gradients = is_changed
 
     def _take_known(self, ahead: Ahead, totals: Totals) -> Validated:
         done = self._judge(totals)
@@ -235,6 +252,10 @@ class PostValidatedOptimizer:
         )
 
 
+def _versions(gradients: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> list[int]:
+    return [local_part(gradient)._version for _, gradient in gradients if gradient is not None]
+
+
 def _forget_gradients(ahead: Ahead) -> None:
     for weight in ahead.weights:
         set_gradient(weight, None)
@@ -244,7 +265,11 @@ class _Surroundings:
     """What a stage's forward may change beside gradients: buffers, and torch's random numbers."""
 
     def __init__(self, pipe: Pipeline) -> None:
-        self._buffers = [(buffer, buffer.clone()) for buffer in pipe.buffers()]
+        self._buffers = [
+            (part, dict(part._buffers), _copied(dict(part._buffers)))
+            for part in pipe.modules()
+            if part._buffers
+        ]
         self._device = pipe.device
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state(self._device) if self._on_cuda else None
@@ -255,8 +280,12 @@ class _Surroundings:
 
     @torch.no_grad()
     def restore(self) -> None:
-        for buffer, value in self._buffers:
-            buffer.copy_(value)
+        for part, buffers, values in self._buffers:
+            part._buffers.clear()  # a forward may have put others in their place
+            part._buffers.update(buffers)
+            for buffer, value in zip(buffers.values(), values.values(), strict=True):
+                if buffer is not None:
+                    buffer.copy_(value)
         torch.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda, self._device)
@@ -284,11 +313,11 @@ class _TorchOptimizer:
 class _TorchKept:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._options = [_options_of(group) for group in optimizer.param_groups]
+        self._options = [_copied(_options_of(group)) for group in optimizer.param_groups]
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         self._weights = [(weight, weight.detach().clone()) for weight in weights]
         self._states = {
-            weight: {key: _copied(value) for key, value in optimizer.state[weight].items()}
+            weight: _copied(optimizer.state[weight])
             for weight in weights
             if weight in optimizer.state
         }
@@ -315,4 +344,9 @@ def _options_of(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    """Any nest of tensors, which learning rates and states may be, and others change in place."""
+
+    def copied(leaf: Any) -> Any:
+        return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(copied, value)

@@ -200,7 +200,7 @@ class _Multiply(torch.autograd.Function):
             of_rows = gradient.reshape(-1, gradient.shape[-1])
         result = of_rows.mm(weight if product.kind.transposed else weight.t())
         if gradient.dim() > 2:
-            result = result.view(*gradient.shape[:-1], -1)
+            result = result.view(*gradient.shape[:-1], result.shape[1])  # there may be no rows
         return result, None, None
 
 

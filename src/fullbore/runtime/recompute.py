@@ -63,7 +63,7 @@ class _Region:
         device = next((t.device for t in self._tensors), torch.device("cpu"))
         self._surroundings = _Surroundings.of(device)
         self._handles: list[weakref.ref[_Handle]] = []
-        self.is_done = False
+        self.is_done = self._is_begun = False
         self.restore: Callable[[], None] = self.make_again
 
     @property
@@ -74,11 +74,13 @@ class _Region:
     @contextmanager
     def first_run(self) -> Iterator[None]:
         """Around the first run."""
+        self._is_begun = True
         with (
             self._buffers.first_run() as self._before,
             saved_tensors_hooks(self._drop, self._take),
         ):
             yield
+        self._is_begun = False
 
     def _drop(self, tensor: torch.Tensor) -> _Handle:
         handle = _Handle(shape=tensor.shape, dtype=tensor.dtype)
@@ -86,6 +88,11 @@ class _Region:
         return handle
 
     def _take(self, handle: _Handle) -> torch.Tensor:
+        if self._is_begun:
+            raise PipelineError(
+                f"{self._what} takes a derivative inside its own forward, and so cannot be "
+                'recomputed: leave it out with recompute="none" or fewer blocks'
+            )
         if not self.is_done:
             self.restore()
         if handle.tensor is None:

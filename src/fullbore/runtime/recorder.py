@@ -164,7 +164,7 @@ def _clock_place(clock: Clock) -> str:
 
 def _answer_pings(control: Control, peer: int, clock: Clock) -> None:
     for _ in range(_PINGS):
-        tensor = torch.zeros(1, dtype=torch.float64)
+        tensor = torch.zeros(1, dtype=torch.float64, device="cpu")
         control.receive(peer, tensor)
         tensor[0] = clock()
         control.send(peer, tensor)
@@ -173,7 +173,7 @@ def _answer_pings(control: Control, peer: int, clock: Clock) -> None:
 def _ping(control: Control, clock: Clock) -> float:
     best_s, offset_s = float("inf"), 0.0
     for _ in range(_PINGS):
-        tensor = torch.zeros(1, dtype=torch.float64)
+        tensor = torch.zeros(1, dtype=torch.float64, device="cpu")
         sent_s = clock()
         control.send(0, tensor)
         control.receive(0, tensor)
@@ -344,9 +344,15 @@ class _Base:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Bytes by address; sparse tensors have no one storage, and do not count."""
-    found = (tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
+    """Bytes by address; sparse tensors have no one storage, zeros of a derivative taken forwards
+    none at all, and neither count.
+    """
+    found = (tensor.untyped_storage() for tensor in tensors if _has_storage(tensor))
     return {storage.data_ptr(): storage.nbytes() for storage in found}
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor._is_zerotensor()
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:

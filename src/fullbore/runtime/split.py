@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge
+from torch.utils._device import DeviceContext
 
 from fullbore.ir import Kind, Schedule
 from fullbore.runtime.products import Product, ProductKind, interception
@@ -63,10 +65,9 @@ class SplitBackward:
         self._embeddings = _embeddings(module)
         self._names = {id(p): name for name, p in module.named_parameters()}
         self._parameters = {id(p): p for p in module.parameters()}
-        # exact type: a subclass may mean more by a product than its numbers
-        self.weights = {i: p for i, p in self._parameters.items() if type(p) is nn.Parameter}
+        self.weights = {i: p for i, p in self._parameters.items() if _is_plain(p)}
         self._modules = {id(part) for part in module.modules()}
-        self._is_compiled = _is_compiled(module)
+        self._is_compiled, self._is_catching = _is_compiled(module), False
         interception.prepare()
         self._known: set[int] = set()  # searched for
         self._with_input: set[int] = set()  # used in other ways too
@@ -97,12 +98,13 @@ class SplitBackward:
 
     def begin(self) -> None:
         """From now on products are caught, on behalf of the current microbatch."""
-        if not self._is_compiled:
+        self._is_catching = not self._is_compiled and not _is_watched()
+        if self._is_catching:
             interception.enter(self)
 
     def end(self) -> None:
         """No more."""
-        if not self._is_compiled:
+        if self._is_catching:
             interception.leave(self)
             self._used.clear()
         self._current.is_new = self._current.is_open = False
@@ -135,6 +137,8 @@ class SplitBackward:
             and id(weight) not in self._with_input
             and self._can_wait(bias)
             and not torch._C._are_functorch_transforms_active()
+            and forward_ad._current_level < 0
+            and not _is_watched()
         ):
             return None
         dtype = _dtype_of_product(x, weight)
@@ -274,6 +278,23 @@ def _is_compiled(module: nn.Module) -> bool:
         type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None
         for part in module.modules()
     )
+
+
+def _is_watched() -> bool:
+    """Whether a TorchFunctionMode is on, which may mean something of its own by torch's functions
+    and must see them; that of torch.set_default_device does not.
+    """
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in modes)
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    """Whether a product with it is what `products` takes it for: real numbers, some of them, and
+    of the exact type, since a subclass may mean more by a product than its numbers.
+    """
+    if type(parameter) is not nn.Parameter:
+        return False
+    return parameter.is_floating_point() and parameter.numel() > 0
 
 
 def _gate(weight: nn.Parameter) -> torch.Tensor:

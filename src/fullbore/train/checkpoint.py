@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -30,6 +31,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 
 from fullbore.errors import CheckpointError
 from fullbore.files import replace_file
+from fullbore.train.checked import CheckedReader
 from fullbore.train.team import Team
 
 __all__ = [
@@ -120,6 +122,9 @@ def find_checkpoint(folder: Path) -> Path:
             f"there is no checkpoint in {folder}: give the folder that --save had, or one of its "
             "iter_... folders"
         ) from None
+    before = _set_aside(folder, name)
+    if not (folder / name).exists() and (before / _RUN).is_file():
+        return before  # a run ended between two renamings
     if not (folder / name / _RUN).is_file():
         raise CheckpointError(f"{folder / _LATEST} names {name!r}, which is no checkpoint")
     return folder / name
@@ -133,9 +138,17 @@ def has_checkpoints(folder: Path) -> bool:
 def read_progress(checkpoint: Path) -> Progress:
     """How far the run had come; CheckpointError where that cannot be read."""
     try:
-        return Progress(**json.loads((checkpoint / _RUN).read_text(encoding="utf-8")))
+        progress = Progress(**json.loads((checkpoint / _RUN).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"cannot read {checkpoint / _RUN}: {error}") from error
+    numbers = (progress.step, progress.sequences, progress.ranks, progress.replicas)
+    if not (
+        all(type(number) is int and number >= 0 for number in numbers)
+        and isinstance(getattr(torch, str(progress.dtype), None), torch.dtype)
+        and isinstance(progress.course, Mapping)
+    ):
+        raise CheckpointError(f"cannot read {checkpoint / _RUN}: it is not as it was written")
+    return progress
 
 
 def model_folder_of(checkpoint: Path) -> Path:
@@ -167,7 +180,7 @@ def read_state(state: dict[str, Tensor], *, checkpoint: Path, group: Any = None)
             warnings.simplefilter("ignore")
             state_dict_loader.load(
                 state,
-                storage_reader=FileSystemReader(checkpoint),
+                storage_reader=CheckedReader(checkpoint),
                 process_group=group,
                 no_dist=group is None,
             )
@@ -206,13 +219,18 @@ def _write(state: Mapping[str, Tensor], temporary: Path, team: Team) -> None:
 def _finish(temporary: Path, target: Path, progress: Progress) -> None:
     """Everything is written: put it in its place, then point to it."""
     (temporary / _RUN).write_text(json.dumps(asdict(progress)), encoding="utf-8")
-    old = temporary.with_suffix(".old")
+    old = _set_aside(target.parent, target.name)
     if target.exists():  # the same step again, after a resume
         shutil.rmtree(old, ignore_errors=True)
         os.rename(target, old)
     os.rename(temporary, target)
     replace_file(target.parent / _LATEST, target.name.encode())
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _set_aside(folder: Path, name: str) -> Path:
+    """Where a checkpoint is while another one of the same step is put in its place."""
+    return folder / f".{name}.old"
 
 
 def _root(error: BaseException) -> str:

@@ -17,10 +17,11 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,7 +31,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing.spawn import ProcessContext
 
 from fullbore import errors
-from fullbore.errors import FullboreError, RankError
+from fullbore.errors import FullboreError, PipelineError, RankError
 from fullbore.runtime import DIED
 
 __all__ = ["StopRequest", "end_with_parent", "launch_ranks"]
@@ -50,25 +51,30 @@ def launch_ranks(
     and imports; what a later one needs besides, each rank imports for itself.
 
     Raises the FullboreError of the rank that failed first, RankError where one died or failed
-    otherwise, KeyboardInterrupt where the ranks were stopped by a signal before they could react
-    to it, or by a second one.
+    otherwise, PipelineError where none could be started, KeyboardInterrupt where the ranks were
+    stopped by a signal before they could react to it, or were there, or by a second one.
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     multiprocessing.set_forkserver_preload([__name__, "torch._dynamo", "numba", *imports])
     with (
         tempfile.TemporaryDirectory(prefix="fullbore-") as folder,
-        _pass_signals_on() as passed,
+        _Signals() as passed,
         _ranks_start_deaf(),
-        _grace(),
+        _joined(passed),
     ):
         try:
             elastic_launch(_config(ranks), _run_rank)(folder, entry, arguments)
         except ChildFailedError as error:
             told = _told(Path(folder))  # every rank has ended: those that could, have told
-            if passed and _is_of_a_stop(told, times=len(passed)):
+            if passed.times and _is_of_a_stop(told, times=passed.times):
                 raise KeyboardInterrupt from None
             raise _with_signal(told, error) if told is not None else _died(error) from None
+        except (EOFError, ConnectionError) as error:  # of the server's pipe
+            raise PipelineError(
+                "the process that ranks are forked from ended before they were there: it was "
+                "killed, or there was no memory for what it imports"
+            ) from error
 
 
 def _config(ranks: int) -> LaunchConfig:
@@ -119,7 +125,7 @@ def end_with_parent(over: threading.Event | None = None) -> None:
         ).start()
 
 
-def _end_with(parent: multiprocessing.process.BaseProcess, over: threading.Event | None) -> None:
+def _end_with(parent: BaseProcess, over: threading.Event | None) -> None:
     parent.join()
     if over is not None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -177,28 +183,37 @@ def _died(error: ChildFailedError) -> RankError:
     return RankError(rank=rank, action=None, cause=cause)
 
 
-@contextmanager
-def _pass_signals_on() -> Iterator[list[int]]:
-    """While ranks run: Ctrl-C and the like go to them as SIGTERM, a second one as SIGKILL.
+class _Signals:
+    """While entered: Ctrl-C and the like go to the ranks as SIGTERM, a second one as SIGKILL.
 
-    Yields the signals so far.
+    times: how many there were so far.
     """
-    passed: list[int] = []
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        passed.append(number)
-        for child in multiprocessing.active_children():
-            if len(passed) == 1:
-                child.terminate()
-            else:
-                child.kill()
+    def __init__(self) -> None:
+        self.times = 0
+        self._passed_to: set[int | None] = set()  # by process id, of the first one
+        self._before: dict[int, Any] = {}
 
-    before = {number: signal.signal(number, handle) for number in _SIGNALS}
-    try:
-        yield passed
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def pass_on(self, children: Iterable[BaseProcess]) -> None:
+        """To those that were not there yet when it came."""
+        for child in children:
+            if self.times > 1:
+                child.kill()
+            elif self.times and child.pid not in self._passed_to:
+                self._passed_to.add(child.pid)
+                child.terminate()
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.times += 1
+        self.pass_on(multiprocessing.active_children())
 
 
 @contextmanager
@@ -221,14 +236,17 @@ def _ranks_start_deaf() -> Iterator[None]:
 
 
 @contextmanager
-def _grace() -> Iterator[None]:
-    """Ranks that outlive another's failure have `_GRACE_S`, twice, before they are killed.
+def _joined(passed: _Signals) -> Iterator[None]:
+    """How the launcher waits for ranks, again and again, meanwhile.
 
-    torchrun's launcher would ask them to end at once and kill them after 30 s, and has no option.
+    Those that outlive another's failure have `_GRACE_S`, twice, before they are killed: torchrun's
+    launcher would ask them to end at once and kill them after 30 s, and has no option. A signal
+    that came before all of them were started reaches the others here.
     """
     join = ProcessContext.join
 
     def join_with_grace(self: ProcessContext, timeout: float | None = None) -> bool:
+        passed.pass_on(self.processes)
         over: bool = join(self, timeout, grace_period=_GRACE_S)
         return over
 

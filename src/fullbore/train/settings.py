@@ -89,8 +89,8 @@ class TrainSettings(BaseModel):
     bf16: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(default=None, ge=1)
-    stall_timeout: float = Field(default=60.0, gt=0)
-    distributed_timeout_minutes: float = Field(default=30.0, gt=0)
+    stall_timeout: float = Field(default=60.0, gt=0, le=24 * 24 * 3600)
+    distributed_timeout_minutes: float = Field(default=30.0, gt=0, le=24 * 24 * 60)  # 24 days
 
     save: Path = Path("runs/train")
     load: Path | None = None
