@@ -139,6 +139,8 @@ STAGE = {"forward_s": 1.0, "input_grad_s": 1.0, "weight_grad_s": 1.0, "activatio
 def test_what_cannot_be_searched_is_refused_before_anything_is_compiled(
     job, error, words, monkeypatch
 ):
-    monkeypatch.setattr(sys.modules[search.__module__], "_compile", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr(
+        sys.modules[search.__module__], "_compile", lambda **_: pytest.fail("compiled")
+    )
     with pytest.raises(error, match=words):
         search(job, prove_s=1.0 if job.microbatches == 2000 else None)

@@ -34,12 +34,9 @@ _NOTHING = -1
 
 @kernel
 def _choose(
-    own: Indices,
-    begin: int,  # own[begin:end]: the rank's stages
-    end: int,
-    done: Indices,
-    split: Indices,
-    ready_s: Floats,
+    instance: Instance,
+    work: Work,
+    rank: int,
     need: Floats,  # [2, S] memory that must be there for a forward, and for a backward
     room: Floats,  # [2] memory that is there for them
     keys: Floats,
@@ -48,11 +45,12 @@ def _choose(
     now: float,
 ) -> tuple[int, float]:
     """The token that a rank which is free starts now; or none, and when it should look again."""
-    last, microbatches = ready_s.shape[1] - 1, ready_s.shape[2]
+    done, split, ready_s = work.done, work.split, work.ready_s
+    last, microbatches = instance.stages - 1, instance.microbatches
     chosen, chosen_key, coming_s, coming_key = _NOTHING, np.inf, np.inf, np.inf
     weight, weight_key = _NOTHING, np.inf
-    for at in range(begin, end):
-        stage = own[at]
+    for at in range(instance.first[rank], instance.first[rank + 1]):
+        stage = instance.own[at]
         if split[stage] > done[2, stage]:
             key = done[2, stage] * paces_s[1] + keys[2, stage]
             if key < weight_key:
@@ -100,11 +98,8 @@ def construct(
     3, the share of microbatches, from the first one on, whose backward is split, and 4, from the
     last one back.
     """
-    done, split, ready_s, link_free_s = work.done, work.split, work.ready_s, work.link_free_s
-    own, first, home, link = instance.own, instance.first, instance.home, instance.link
-    duration_s, change, last = instance.duration_s, instance.change, instance.stages - 1
-    lead_s, occupancy_s, hop_s = instance.lead_s, instance.occupancy_s, instance.hop_s
-    done[:], split[:], link_free_s[:], count[:] = 0, 0, 0.0, 0
+    done, split, last = work.done, work.split, instance.stages - 1
+    done[:], split[:], work.link_free_s[:], count[:] = 0, 0, 0.0, 0
     live, room, limits = np.zeros(instance.ranks), np.zeros(2), instance.limit
     need, patience_s = _needs(instance), _patience(instance, rules)
     free_s = np.zeros(instance.ranks)  # when each rank's last action ends
@@ -119,27 +114,18 @@ def construct(
         token = _NOTHING
         if count[rank] < given_count[rank]:
             token = given[rank, count[rank]]
-            later_s = _awaited(token, done, ready_s)
+            later_s = _awaited(token, done, work.ready_s)
             if later_s > now:
                 again_s[rank] = later_s
                 continue
         else:
             limit = limits[rank]
-            room[0] = max(limit * rules[2], need[0, own[first[rank]]]) - live[rank]
+            room[0] = (
+                max(limit * rules[2], need[0, instance.own[instance.first[rank]]]) - live[rank]
+            )
             room[1] = limit - live[rank]
             token, later_s = _choose(
-                own,
-                first[rank],
-                first[rank + 1],
-                done,
-                split,
-                ready_s,
-                need,
-                room,
-                keys,
-                paces_s,
-                patience_s,
-                now,
+                instance, work, rank, need, room, keys, paces_s, patience_s, now
             )
             if token == _NOTHING:
                 again_s[rank] = later_s
@@ -150,8 +136,8 @@ def construct(
             return False
         program[rank, count[rank]] = token
         count[rank] += 1
-        live[rank] += change[token]
-        free_s[rank] = now + lead_s + duration_s[token]
+        live[rank] += instance.change[token]
+        free_s[rank] = now + instance.lead_s + instance.duration_s[token]
         again_s[rank] = free_s[rank]
         stage = token >> 2
         if token & 3 == 3:
@@ -161,16 +147,24 @@ def construct(
         split[stage] += token & 3 == 2
         done[way, stage] += 1
         if stage != (1 - way) * last:
-            target = stage + 1 - 2 * way
-            usable_s = free_s[rank]
-            channel = link[way, stage]
-            if channel >= 0:
-                link_free_s[channel] = max(usable_s, link_free_s[channel]) + occupancy_s
-                usable_s = link_free_s[channel] + hop_s
-            ready_s[way, target, done[way, stage] - 1] = usable_s
-            other = home[target]
-            again_s[other] = min(again_s[other], max(usable_s, free_s[other]))
+            _pass_on(instance, work, stage, way, free_s, again_s)
     return bool(np.all(done[1] == instance.microbatches) and np.all(done[2] == split))
+
+
+@kernel
+def _pass_on(
+    instance: Instance, work: Work, stage: int, way: int, free_s: Floats, again_s: Floats
+) -> None:
+    """Send what a forward or backward has made, which ends when its rank is free, to the next."""
+    target, usable_s = stage + 1 - 2 * way, free_s[instance.home[stage]]
+    channel = instance.link[way, stage]
+    if channel >= 0:
+        sent_s = max(usable_s, work.link_free_s[channel]) + instance.occupancy_s
+        work.link_free_s[channel] = sent_s
+        usable_s = sent_s + instance.hop_s
+    work.ready_s[way, target, work.done[way, stage] - 1] = usable_s
+    other = instance.home[target]
+    again_s[other] = min(again_s[other], max(usable_s, free_s[other]))
 
 
 @kernel
