@@ -284,7 +284,10 @@ def _is_watched() -> bool:
     """Whether a TorchFunctionMode is on, which may mean something of its own by torch's functions
     and must see them; that of torch.set_default_device does not.
     """
-    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    number = torch._C._len_torch_function_stack()
+    if number == 0:  # as nearly always, and this is asked for each product
+        return False
+    modes = map(torch._C._get_function_stack_at, range(number))
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
