@@ -147,7 +147,7 @@ def test_fullbore_takes_what_its_script_says(monkeypatch, tmp_path, more):
     assert settings.overlap_p2p_communication == made.question.overlap_messages
     assert settings.bf16
     again = choice.recompute
-    nothing_said = "placed"  # only what the schedule asks for with an R: of the named ones none does
+    nothing_said = "placed"  # what has an R in the schedule: none of these has
     assert settings.recomputation == (
         nothing_said if again.granularity == "none" else again.layers or again.granularity
     )
