@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ _SLOW_S = 5.0  # what a slow test takes that does not say
 # Machines differ in speed; pytest-timeout bounds a test that hangs.
 settings.register_profile("fullbore", deadline=None, print_blob=True)
 settings.load_profile("fullbore")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C work in what tests start, also where a shell put them in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -406,7 +406,7 @@ def test_a_sequence_is_as_long_as_there_are_learned_positions(fullbore):
         (("-o", "plan.svg"), "end the name in .html"),
         (
             ("--output-costs", "no/such/costs.json"),
-            "--output-costs no/such/costs.json: there is no",
+            "cannot write no/such/costs.json: there is no folder",
         ),
         (("--expert-tensor-parallel-size", 0), "expert tensor parallel size 0: it must be 1"),
         (("--emit", "slurm,jax"), "--emit slurm,jax: 'jax' is none of fullbore, megatron"),
