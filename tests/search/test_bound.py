@@ -12,9 +12,9 @@ from search_cases import cases
 
 from fullbore.cost import Costs
 from fullbore.errors import ConfigError, CostsError, ScheduleError
-from fullbore.search import Job, MemoryLimit, bound, search
+from fullbore.search import Job, MemoryLimit, bound, exact, search
 from fullbore.search.arm import Arm
-from fullbore.search.bound import lower_bound
+from fullbore.search.bound import lower_bound, reach_of
 from fullbore.search.candidates import candidates, evaluated
 from fullbore.search.exact import prove
 from fullbore.search.improve import seed_kernels
@@ -104,14 +104,47 @@ def tiny_jobs(draw: st.DrawFn) -> Job:
 def test_no_bound_is_above_what_the_solver_finds(job):
     pytest.importorskip("ortools")
     for arm in arms(job):
-        proof, best_s = (
-            prove(arm.instance, below_s=arm.best_s, time_s=5, spans=job.spans),
-            arm.best_s,
-        )
+        told = {"below_s": arm.best_s, "time_s": 5, "spans": job.spans}
+        proof, best_s = prove(arm.instance, **told), arm.best_s
         if proof.tokens is not None:
             solved_s = evaluated(arm.instance, proof.tokens, spans=job.spans)
             best_s = min(best_s, solved_s) if solved_s is not None else best_s
-        assert lower_bound(arm.instance, spans=job.spans) <= best_s * (1 + 1e-12)
+        bound_s = lower_bound(arm.instance, spans=job.spans)
+        assert bound_s <= best_s * (1 + 1e-12)
+        helped = prove(arm.instance, **told, bound_s=bound_s, reach=reach_of(arm.instance))
+        assert helped.bound_s <= best_s * (1 + 1e-5)
+        assert helped.tokens is not None or not helped.is_final  # there is what the search found
+
+
+def test_a_bound_is_raised_step_by_step_where_time_is_short(monkeypatch):
+    pytest.importorskip("ortools")
+    (arm,) = arms(job_of([STAGE] * 2, "1x", virtual_stages=(1,)))
+    solve, tried = exact._Model.solve, []
+
+    def hopeless_at_first(self: exact._Model, time_s: float) -> exact.Proof:
+        tried.append(self._below_s)
+        whole = len(tried) > 2
+        return solve(self, 20.0) if whole else exact.Proof(bound_s=0.0, is_final=False)
+
+    monkeypatch.setattr(exact._Model, "solve", hopeless_at_first)
+    best_s = arm.best_s
+    proof = prove(arm.instance, below_s=best_s, time_s=100, spans=False, bound_s=best_s / 2)
+    # All at once, then half way, in vain; what is below that is refuted step by step.
+    assert tried[:3] == [best_s, 0.75 * best_s, 0.625 * best_s]
+    assert tried[3:] == sorted(tried[3:])
+    assert 0.7499 * best_s < proof.bound_s <= 0.75 * best_s + 1  # all is whole seconds here
+    assert proof.tokens is None
+
+
+def test_a_span_may_be_shorter_than_the_step_is_long():
+    """Two ranks of which the second begins, and ends, a forward later: neither ever idles."""
+    pytest.importorskip("ortools")
+    job = job_of([STAGE] * 2, "3x", virtual_stages=(1,), microbatches=3, spans=True)
+    (one,) = candidates(job)
+    proof = prove(one.instance, below_s=9.0, time_s=20, spans=True)
+    assert proof.tokens is not None
+    assert evaluated(one.instance, proof.tokens, spans=True) == 9.0
+    assert evaluated(one.instance, proof.tokens, spans=False) == 10.0
 
 
 def job_of(stages: list[dict[str, float]], limit: str, **more: object) -> Job:

@@ -50,7 +50,7 @@ from fullbore.search.instance import Instance
 from fullbore.search.jit import kernel
 from fullbore.search.memory import ROUNDING
 
-__all__ = ["lower_bound"]
+__all__ = ["Reach", "lower_bound", "reach_of"]
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -69,13 +69,34 @@ class _Heads(NamedTuple):
     falls_s: Floats
 
 
+class Reach(NamedTuple):
+    """Of forwards and backwards, [2, S, M]: when they begin at the earliest, and how long before
+    the end of the step at the latest, in seconds.
+    """
+
+    early_s: Floats
+    late_s: Floats
+
+
+def reach_of(instance: Instance) -> Reach:
+    """When the actions of a step can begin at all, if microbatches of a stage come in order."""
+    along, against = sides_of(instance)
+    return _reach(along, _heads(instance, along, 0, 1), _heads(instance, against, 0, 1))
+
+
+def _reach(side: Side, along: _Heads, against: _Heads) -> Reach:
+    forward_s = side.rise[:, None] + against.falls_s[:, ::-1]
+    back_s = side.fall[:, None] + against.rises_s[:, ::-1]
+    return Reach(np.stack(along), np.stack([forward_s, back_s]))
+
+
 def lower_bound(instance: Instance, *, spans: bool) -> float:
     """Seconds that the makespan, or the longest span of one rank, of any schedule takes."""
     sides = sides_of(instance)
     if not spans:
         heads = _heads(instance, sides[0], 0, 1), _heads(instance, sides[1], 0, 1)
         best = max(
-            _through(sides[0], *heads),
+            float(np.sum(_reach(sides[0], *heads), axis=0).max()),  # through
             *(_of_rank(instance, sides, heads, rank) for rank in range(instance.ranks)),
         )
         return best * (1 - _ROUNDING)
@@ -115,13 +136,6 @@ def _heads(instance: Instance, side: Side, since: int, times: int) -> _Heads:
     most = math.sqrt(_STEPS * instance.ranks / (times * instance.stages**2))
     fill_heads(instance, side, since, max(_LOOKED, int(most)), made.rises_s, made.falls_s)
     return made
-
-
-def _through(side: Side, along: _Heads, against: _Heads) -> float:
-    """Beginning, length and what follows, of the forward or input gradient with the most."""
-    forward = along.rises_s + side.rise[:, None] + against.falls_s[:, ::-1]
-    back = along.falls_s + side.fall[:, None] + against.rises_s[:, ::-1]
-    return float(max(forward.max(), back.max()))
 
 
 def _windows(

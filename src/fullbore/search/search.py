@@ -17,6 +17,7 @@ from fullbore.ir import Schedule
 from fullbore.schedules.numbers import check_numbers
 from fullbore.search.arm import CLOSE, Arm
 from fullbore.search.beyond import Beyond, search_beyond
+from fullbore.search.bound import reach_of
 from fullbore.search.budget import Budget, Limits, Progress
 from fullbore.search.candidates import (
     Job,
@@ -154,7 +155,14 @@ def _check_means(job: Job, jitter: Jitter | None, *, proves: bool) -> None:
 def _prove(race: Race, time_s: float, *, spans: bool) -> None:
     """Raise the bounds of the arms that may have something better, or find it."""
     for arm in race.open_arms:
-        proof = prove(arm.instance, below_s=race.best.best_s, time_s=time_s, spans=spans)
+        proof = prove(
+            arm.instance,
+            below_s=race.best.best_s,
+            time_s=time_s,
+            spans=spans,
+            bound_s=arm.bound_s,
+            reach=reach_of(arm.instance),
+        )
         if proof.tokens is not None:
             value_s = evaluated(arm.instance, proof.tokens, spans=spans)
             if value_s is not None:
