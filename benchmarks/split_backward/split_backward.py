@@ -2,10 +2,11 @@
 
     python benchmarks/split_backward/split_backward.py [--rounds N] [--threads N]
 
-Each round times, in turn, a full backward, Fullbore's I and W, and those of
-torch.distributed.pipelining, on the same block and input; the forwards before them are not
-counted, and gradients accumulate as in the middle of a step. Printed are medians over rounds and
-the median of the rounds' ratios; ratios of one run compare, seconds of two runs do not.
+Each round times a full backward, Fullbore's I and W, and those of torch.distributed.pipelining, on
+the same block and input; the next round begins with another of the three, since each finds what
+memory the one before has left behind. The forwards before them are not counted, and gradients
+accumulate as in the middle of a step. Printed are medians over rounds and the median of the rounds'
+ratios; ratios of one run compare, seconds of two runs do not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -113,10 +114,10 @@ CASES = (
 class Times:
     """Seconds of each round."""
 
-    full: list[float]
-    input_half: list[float]
-    weight_half: list[float]
-    torch_halves: list[float]
+    full: list[float] = field(default_factory=list)
+    input_half: list[float] = field(default_factory=list)
+    weight_half: list[float] = field(default_factory=list)
+    torch_halves: list[float] = field(default_factory=list)
 
 
 class Rig:
@@ -134,16 +135,16 @@ class Rig:
         leaf = self.x.clone().requires_grad_()
         runner.forward(0, leaf, [leaf], {}, None, True)
 
-    def full(self) -> float:
+    def full(self, times: Times) -> None:
         self.forward(self.whole)
-        return seconds(lambda: self.whole.backward(0, [self.gradient]))
+        times.full.append(seconds(lambda: self.whole.backward(0, [self.gradient])))
 
-    def halves(self) -> tuple[float, float]:
+    def halves(self, times: Times) -> None:
         self.forward(self.split)
-        input_half = seconds(lambda: self.split.backward_input(0, [self.gradient]))
-        return input_half, seconds(lambda: self.split.backward_weight(0))
+        times.input_half.append(seconds(lambda: self.split.backward_input(0, [self.gradient])))
+        times.weight_half.append(seconds(lambda: self.split.backward_weight(0)))
 
-    def torch_halves(self) -> float:
+    def torch_halves(self, times: Times) -> None:
         x = self.x.detach().clone().requires_grad_()
         outputs = [self.module(x)]
         weights: Iterator[nn.Parameter] = self.module.parameters()
@@ -152,7 +153,7 @@ class Rig:
             _, groups = stage_backward_input(outputs, [self.gradient], [x], weights)
             stage_backward_weight(self.module.parameters(), groups)
 
-        return seconds(both)
+        times.torch_halves.append(seconds(both))
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -163,14 +164,12 @@ def seconds(action: Callable[[], object]) -> float:
 
 def measure(case: Case, rounds: int) -> Times:
     rig = Rig(case)
-    times = Times(full=[], input_half=[], weight_half=[], torch_halves=[])
+    times = Times()
     for round in range(rounds + 3):
-        full, (input_half, weight_half), theirs = rig.full(), rig.halves(), rig.torch_halves()
-        if round >= 3:  # the first ones warm up
-            times.full.append(full)
-            times.input_half.append(input_half)
-            times.weight_half.append(weight_half)
-            times.torch_halves.append(theirs)
+        counted = times if round >= 3 else Times()  # the first ones warm up
+        turns = (rig.full, rig.halves, rig.torch_halves)
+        for turn in range(len(turns)):
+            turns[(round + turn) % len(turns)](counted)
     return times
 
 
