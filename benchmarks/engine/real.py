@@ -10,6 +10,7 @@ begins without gradients; the sum of tied weights' gradients over the ranks is i
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -183,8 +184,16 @@ def turns(engines: list[str], rounds: int) -> list[tuple[str, bool]]:
     return [*alone, *between, *[("one", True)] * (rounds - rounds // 2)]
 
 
+def keep_to_one_core(rank: int) -> None:
+    """Each rank has its own where there are as many: a kernel may leave two of them on one."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= RANKS:
+        os.sched_setaffinity(0, {cores[rank]})
+
+
 def measure(rank: int, setting: Setting) -> dict[str, Any]:
     """Times by engine and schedule, and what the simulator says of our own steps."""
+    keep_to_one_core(rank)
     made: dict[str, Step] = {}
     if rank == 0:
         made["one"] = one_process(setting)

@@ -31,6 +31,7 @@ PARTS = {
     "paced": "--paced -p 8 -m 32 --forward-s 0.010 --backward-s 0.020",
     "smollm2": "--model smollm2 --data stdlib -p 2 -m 8 --seq-length 64 --lr 5e-5",
 }
+PROOFS = {"paced": [], "smollm2": ["--prove", "60"]}  # what is too large is not proved
 LIMITS = {"found-1x": "1x", "found-2x": "2x"}  # of what 1F1B holds, by the name of what is found
 TELLING = 0.03  # how far predictions must be apart for their order to mean something
 
@@ -57,10 +58,11 @@ def run(given: argparse.Namespace, folder: Path) -> int:
     fullbore("compare", *job, "--schedules", NAMED, "--output", first)
     costs = folder / "costs.json"
     costs.write_text(json.dumps(joined(first)))
-    size = ("-p", ranks, "-m", microbatches, "--time-limit", f"{given.time_limit:g}")
+    effort = ("--time-limit", f"{given.time_limit:g}", *PROOFS[given.part])
     for name, limit in LIMITS.items():
         csv = folder / f"{name}.csv"
-        print(fullbore("search", "--costs", costs, *size, "--memory-limit", limit, "-o", csv))
+        sought = ("--costs", costs, "-p", ranks, "-m", microbatches, "--memory-limit", limit)
+        print(fullbore("search", *sought, *effort, "-o", csv))
     schedules = ",".join([NAMED, *(str(folder / f"{name}.csv") for name in LIMITS)])
     print(fullbore("compare", *job, "--schedules", schedules, "--output", second))
     return judge(json.loads((second / "report.json").read_text())["schedules"])
