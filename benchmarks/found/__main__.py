@@ -2,8 +2,8 @@
 
 Each step is a command of `fullbore` that is printed as it is run: `compare` measures what the
 actions of the named schedules cost, `search` looks for a schedule within 1F1B's memory and for one
-within twice that, with the costs of those that have two stages a rank, and a second `compare` runs
-all of them.
+within twice that, with the costs of those that have two stages a rank, and for a proof that nothing
+is better where the schedule is small; a second `compare` runs all of them.
 
     paced     eight ranks that sleep 10 + 20 ms a microbatch, M = 32, everything else real
     smollm2   SmolLM2-135M on two ranks and real text, M = 8

@@ -145,14 +145,13 @@ class _Model:
         if self._reach is None:
             return 0, self._horizon
         cell = (min(kind, 1), stage, microbatch)
-        early_s = float(self._reach.early_s[cell])
+        early_s, late = float(self._reach.early_s[cell]), self._horizon
         if kind == 3:
-            early_s += float(self._instance.duration_s[stage * 4 + 2])
+            early_s += float(self._instance.duration_s[stage * 4 + 2])  # of its I
+        else:
+            late_s = self._below_s - float(self._reach.late_s[cell])
+            late = math.ceil(late_s * self._per_s + _ROUNDING * self._most)
         early = min(math.floor(early_s * self._per_s * (1 - _ROUNDING)), self._horizon)
-        if kind == 3:
-            return early, self._horizon
-        late_s = self._below_s - float(self._reach.late_s[cell])
-        late = math.ceil(late_s * self._per_s + _ROUNDING * self._most)
         return early, min(max(early, late), self._horizon)
 
     def _build(self) -> None:
