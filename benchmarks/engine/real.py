@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -185,10 +186,11 @@ def turns(engines: list[str], rounds: int) -> list[tuple[str, bool]]:
 
 
 def keep_to_one_core(rank: int) -> None:
-    """Each rank has its own where there are as many: a kernel may leave two of them on one."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= RANKS:
-        os.sched_setaffinity(0, {cores[rank]})
+    """Each rank has its own, where there are as many and the system can say so."""
+    if sys.platform == "linux":
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) >= RANKS:
+            os.sched_setaffinity(0, {cores[rank]})
 
 
 def measure(rank: int, setting: Setting) -> dict[str, Any]:
