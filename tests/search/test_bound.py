@@ -121,10 +121,10 @@ def test_a_bound_is_raised_step_by_step_where_time_is_short(monkeypatch):
     (arm,) = arms(job_of([STAGE] * 2, "1x", virtual_stages=(1,)))
     solve, tried = exact._Model.solve, []
 
-    def hopeless_at_first(self: exact._Model, time_s: float) -> exact.Proof:
+    def hopeless_at_first(self: exact._Model, time_s: float, stop: object) -> exact.Proof:
         tried.append(self._below_s)
         whole = len(tried) > 2
-        return solve(self, 20.0) if whole else exact.Proof(bound_s=0.0, is_final=False)
+        return solve(self, 20.0, stop) if whole else exact.Proof(bound_s=0.0, is_final=False)
 
     monkeypatch.setattr(exact._Model, "solve", hopeless_at_first)
     best_s = arm.best_s
@@ -134,6 +134,17 @@ def test_a_bound_is_raised_step_by_step_where_time_is_short(monkeypatch):
     assert tried[3:] == sorted(tried[3:])
     assert 0.7499 * best_s < proof.bound_s <= 0.75 * best_s + 1  # all is whole seconds here
     assert proof.tokens is None
+
+
+def test_a_proof_ends_when_it_is_told_to():
+    """Else it would go on for hours, and this test would run out of time."""
+    pytest.importorskip("ortools")
+    job = job_of([STAGE | {"input_grad_held_bytes": 4}] * 8, "0.4x", ranks=4, microbatches=8)
+    arm = next(arm for arm in arms(job) if arm.instance.stages == 8)
+    asked = iter([False, False])
+    told = {"below_s": arm.best_s, "time_s": 1e5, "spans": False}
+    proof = prove(arm.instance, **told, stop=lambda: next(asked, True))
+    assert not proof.is_final
 
 
 def test_a_span_may_be_shorter_than_the_step_is_long():

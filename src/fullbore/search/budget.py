@@ -49,6 +49,10 @@ class Budget:
         """Seconds since the beginning."""
         return time.monotonic() - self._began_s
 
+    def is_stopped(self) -> bool:
+        """Whether somebody wants the search to end, whatever is left of it."""
+        return self._limits.stop()
+
     def is_spent(self, share: float = 1.0) -> bool:
         """Whether this share of the time or of the moves is spent, or the search is stopped."""
         limits = self._limits
@@ -56,7 +60,7 @@ class Budget:
             return True
         if limits.moves is not None and self.moves >= share * limits.moves:
             return True
-        return limits.stop()
+        return self.is_stopped()
 
     def spend(self, moves: int, *, best_s: float, bound_s: float) -> None:
         """Count moves, and tell of it."""

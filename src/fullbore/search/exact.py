@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +39,7 @@ _ROUNDING = 1e-9
 _NEAR = 1e-5  # a gap that is not worth another step, as a share
 _STEP = 0.5  # of the time that is left, for a step ...
 _LEAST = 0.05  # ... until no more than this share of all is left
+_POLL_S = 0.1  # how often to ask whether to stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,22 +73,24 @@ def prove(
     spans: bool,
     bound_s: float = 0.0,
     reach: Reach | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Proof:
     """Look for programs whose objective is at most below_s, or for a proof that there are none.
 
     bound_s, reach: what is known of any schedule's objective, and of when actions can begin; the
     latter makes proofs of makespans ten and more times faster. Without them the solver does not
-    rely on what this package thinks. Single-threaded. For what `check_provable` lets through.
+    rely on what this package thinks. stop: asked now and then. On one core. For what
+    `check_provable` lets through.
     """
     ends_s = time.monotonic() + time_s
-    proof = _Model(instance, below_s, reach, spans=spans).solve(_STEP * time_s)
+    proof = _Model(instance, below_s, reach, spans=spans).solve(_STEP * time_s, stop)
     low_s, high_s = max(bound_s, proof.bound_s), min(below_s, proof.value_s)
     while not proof.is_final and high_s - low_s > _NEAR * high_s:
         left_s = ends_s - time.monotonic()
-        if left_s < _LEAST * time_s:
+        if left_s < _LEAST * time_s or stop():
             break
         middle_s = (low_s + high_s) / 2
-        step = _Model(instance, middle_s, reach, spans=spans).solve(_STEP * left_s)
+        step = _Model(instance, middle_s, reach, spans=spans).solve(_STEP * left_s, stop)
         low_s = max(low_s, step.bound_s)
         if step.tokens is not None:
             proof = step
@@ -278,8 +283,11 @@ class _Model:
                     self._after(self._goal, end - began, present)
         model.minimize(self._goal)
 
-    def solve(self, time_s: float) -> Proof:
-        """One thread and one seed; where it ends before its time, it gives the same again."""
+    def solve(self, time_s: float, stop: Callable[[], bool]) -> Proof:
+        """One worker and one seed; where it ends before its time, it gives the same again.
+
+        The solver runs beside this thread, which alone hears Ctrl-C, and not while it is in C++.
+        """
         solver: Any = self._cp.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
@@ -288,7 +296,15 @@ class _Model:
         solver.parameters.linearization_level = 0
         solver.parameters.use_dynamic_precedence_in_disjunctive = True
         solver.parameters.use_strong_propagation_in_disjunctive = True
-        status = solver.solve(self._model)
+        solver.parameters.catch_sigint_signal = False
+        with ThreadPoolExecutor(1) as beside:
+            solving = beside.submit(solver.solve, self._model)
+            try:
+                while wait([solving], _POLL_S).not_done and not stop():
+                    pass
+            finally:  # also where a second Ctrl-C is not to be waited for
+                solver.stop_search()
+            status = solving.result()
         bound_s = max(0.0, solver.best_objective_bound) / self._per_s
         if status == self._cp.INFEASIBLE:
             return Proof(bound_s=self._most / self._per_s)

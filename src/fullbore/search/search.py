@@ -102,7 +102,7 @@ def search(
         raise _too_tight(job)
     race.run()
     if prove_s is not None:
-        _prove(race, prove_s, spans=job.spans)
+        _prove(race, prove_s, budget.is_stopped, spans=job.spans)
     if job.means:
         beyond = search_beyond(job, budget, random, since=_NOMINAL, below_s=race.best.best_s)
         return _found_beyond(job, race, budget, beyond)
@@ -152,9 +152,11 @@ def _check_means(job: Job, jitter: Jitter | None, *, proves: bool) -> None:
         )
 
 
-def _prove(race: Race, time_s: float, *, spans: bool) -> None:
+def _prove(race: Race, time_s: float, stop: Callable[[], bool], *, spans: bool) -> None:
     """Raise the bounds of the arms that may have something better, or find it."""
     for arm in race.open_arms:
+        if stop():
+            return
         proof = prove(
             arm.instance,
             below_s=race.best.best_s,
@@ -162,6 +164,7 @@ def _prove(race: Race, time_s: float, *, spans: bool) -> None:
             spans=spans,
             bound_s=arm.bound_s,
             reach=reach_of(arm.instance),
+            stop=stop,
         )
         if proof.tokens is not None:
             value_s = evaluated(arm.instance, proof.tokens, spans=spans)
